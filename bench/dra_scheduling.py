@@ -24,7 +24,7 @@ from bench.node_agent import Row
 from bench.scheduler import PREFIX
 from gpu_device_plugin.features.claims.claim_objects import read_claim
 from gpu_device_plugin.features.claims.contract import DRIVER, SHARED_CLASS, WHOLE_CLASS, parse_device_name
-from gpu_device_plugin.features.claims.rules.devices import SliceInputs
+from gpu_device_plugin.features.claims.rules.devices import SliceInputs, devices
 from gpu_device_plugin.features.claims.rules.pool import contents, writes
 from gpu_device_plugin.model.contract.keys import NODE_GPUS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
@@ -141,7 +141,7 @@ def slices(number: int) -> Iterator[Json]:
     )
     node = Node(Shares(1024).with_inventory(Inventory(gpus)))
     facts = SliceInputs(tuple(gpu.uuid for gpu in gpus), driver_version="570.86.15")
-    for name, spec, _ in writes(node_name(number), contents(node, facts), ()).put:
+    for name, spec, _ in writes(node_name(number), contents(devices(node, facts)), ()).put:
         yield {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceSlice",

@@ -10,6 +10,7 @@ import json
 import random
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,10 +25,10 @@ from gpu_device_plugin.core.cluster.fitting import fit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.usage import usage_of
 from gpu_device_plugin.metrics import PrometheusMetrics
-from gpu_device_plugin.programs.extender.binding import Binding
 from gpu_device_plugin.programs.extender.extender_program import Extender
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
+from tests.programs.extender.contexts import binding_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -154,19 +155,10 @@ def _placed(extender: Extender, pod: Pod, node: Candidate) -> None:
 
 async def _binds(extender: Extender, names: list[str], calls: int) -> Any:
     """Yield how long it takes from the scheduler's call until the API server is called."""
-    fleet, resources = extender.fleet, extender.settings.offered
-    binding = Binding(
-        fleet,
-        cast("Binder", _Nowhere()),
-        resources,
-        current=_current,
-        gpu_policy=lambda: "binpack",
-        ranks=lambda _node, _amounts: None,
-        timeout_s=lambda: 4.0,
-        clock=time.monotonic,
-        wall_ns=time.time_ns,
-        check_doubts_s=5.0,
-    )
+    fleet = extender.fleet
+    settings = replace(extender.settings, gpu_policy="binpack", bind_timeout_s=4.0)
+    parts = replace(extender._context, binder=cast("Binder", _Nowhere()), settings=lambda: settings)
+    binding = binding_in(parts, _current)
     rng = random.Random(1)  # noqa: S311 - repeatable
     for number in range(calls):
         shape = rng.choice(list(synthetic.SHAPES))

@@ -27,6 +27,7 @@ from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Amounts, Kind
 from gpu_device_plugin.programs.extender.workload_learning import Learner
+from tests.programs.extender.contexts import context
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,7 +67,7 @@ async def measure(node_types: int, pods: int) -> tuple[Sequence[float], Sequence
     """Return the times of decisions and of turns of the loop while it learns, in ms, and of all the learning, in s."""
     view = nodes(1000, node_types)
     judge = Judge(view)
-    learner = Learner(judge, synthetic.RESOURCES, time.monotonic)
+    learner = Learner(context(resources=synthetic.RESOURCES), judge)
     for number in range(pods):
         learner.observe(hostile(number))
     names = list(view.candidates)

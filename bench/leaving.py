@@ -12,20 +12,23 @@ from typing import TYPE_CHECKING
 
 from bench.policies import policy_named
 from gpu_device_plugin.core.capacity.movable import Fits, Resident, Site, Stays
-from gpu_device_plugin.core.capacity.plans import plan
+from gpu_device_plugin.core.capacity.plans import planning
 from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.packing import finished
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
+from gpu_device_plugin.core.value.placing import Placer, asked
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
+from gpu_device_plugin.programs.simulate.experiment import run
 from gpu_device_plugin.programs.simulate.model import Workload, departing
-from gpu_device_plugin.programs.simulate.placing import Placer, asked, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpu_device_plugin.core.capacity.movable import Move
-    from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Start
+    from gpu_device_plugin.core.value.placing import Start
+    from gpu_device_plugin.programs.simulate.model import SimulationOutcome
 
     Arrivals = tuple[Sequence[int], Sequence[int]]
     """As `departing` returns them."""
@@ -108,7 +111,7 @@ class Rebalancer(Placer):
         if not pod.gpus or allowance < 1 or (vain is not None and self._left - vain < _VAIN):
             return False
         goal = Fits(self._asks[kind], Amounts(pod.cpu_milli, pod.memory_mib))
-        found = plan(map(self._site, range(len(self._nodes))), goal, {}, _MOST_STEPS).moves
+        found = finished(planning(map(self._site, range(len(self._nodes))), goal, {}, _MOST_STEPS)).moves
         if found is None or len(found) > allowance:
             self._vain[kind] = self._left
             return False

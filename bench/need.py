@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.core.capacity.leaving import leaving
 from gpu_device_plugin.core.capacity.movable import Resident
-from gpu_device_plugin.core.capacity.node_kinds import Waiting, kind_of, needed
+from gpu_device_plugin.core.capacity.node_kinds import Needs, kind_of, needed
+from gpu_device_plugin.core.capacity.terms import NO_TERMS
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.changes import View
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
@@ -25,7 +26,7 @@ from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Amounts, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Iterable, Mapping
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
 
@@ -74,18 +75,19 @@ def steps(work: Generator[None, None, T]) -> tuple[T, float, float]:
             return done.value, total, longest
 
 
-def waiting(number: int, rng: random.Random) -> list[Waiting]:
+def waiting(number: int, rng: random.Random) -> Mapping[Needs, int]:
     """Return pods of every size, and some of whole GPUs, each with CPU and memory of its own."""
-    found: dict[tuple[Ask, Amounts], int] = {}
+    found: dict[Needs, int] = {}
     for _ in range(number):
         whole = rng.random() < 0.15
         demand = Demand(Kind.COUNT, rng.choice((1, 2, 4))) if whole else Demand(Kind.MEMORY, rng.choice(_SIZES))
-        key = Ask((Part(demand),)), Amounts(rng.choice((500, 1000, 4000)), rng.choice((1024, 8192)))
-        found[key] = found.get(key, 0) + 1
-    return [Waiting(asked, times, amounts) for (asked, amounts), times in found.items()]
+        amounts = Amounts(rng.choice((500, 1000, 4000)), rng.choice((1024, 8192)))
+        needs = Needs(Ask((Part(demand),)), NO_TERMS, amounts)
+        found[needs] = found.get(needs, 0) + 1
+    return found
 
 
-def with_room(kinds: list[Waiting], judge: Judge, names: list[str]) -> Generator[None, None, int]:
+def with_room(kinds: Iterable[Needs], judge: Judge, names: list[str]) -> Generator[None, None, int]:
     """Return how many kinds of pods have room on a node, as the extender looks at it before it asks for any."""
     found = 0
     for kind in kinds:
@@ -103,9 +105,7 @@ def main() -> None:
     gc.disable()  # as rarely as the extender has it collect
     rng = random.Random(0)  # noqa: S311 - repeatable
     nodes, pods = nodes_of(given.nodes, rng)
-    types: Mapping[str, Candidate] = {
-        node.gpus.gpus[0].model: kind_of(node, {}, (), frozenset()).node for node in nodes.values()
-    }
+    types = {node.gpus.gpus[0].model: kind_of(node, {}, (), frozenset()) for node in nodes.values()}
     kinds = waiting(given.pods, rng)
     view = View(lambda: None)
     for name, node in nodes.items():

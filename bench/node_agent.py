@@ -256,7 +256,9 @@ def footprint(
         # Probes, reconciling and everything else that is done now and then has been done once more after it.
         time.sleep(options.settle)
         pids = run.pids()
-        return Row(f"memory, {how}, {what}", memory.alone_mib(pids), "MiB", bar_mib, f"PSS {memory.pss_mib(pids):.1f}")
+        # A node's own driver process is smaller: the fake one describes GPUs in ordinary Python.
+        parts = f"the agent itself {memory.alone_mib(pids[:1]):.1f}; PSS {memory.pss_mib(pids):.1f}"
+        return Row(f"memory, {how}, {what}", memory.alone_mib(pids), "MiB", bar_mib, parts)
 
     before_s, began = memory.cpu_s(run.pids()), time.monotonic()
     yield now("idle", idle_mib)

@@ -17,10 +17,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from bench.policies import placed
-from gpu_device_plugin.core.value.node_types import NodeType
-from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.core.value.placing import Start
+from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
-from gpu_device_plugin.programs.simulate.model import Start, Workload, until
+from gpu_device_plugin.programs.simulate.model import Workload, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -13,17 +13,20 @@ from itertools import chain, compress, islice
 from math import exp, floor
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.value.fair_learning import due, studied
+from gpu_device_plugin.core.cluster.packing import finished
+from gpu_device_plugin.core.value.fair_learning import due, studying
 from gpu_device_plugin.core.value.marginal_value import NEVER, Left, unused
-from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
+from gpu_device_plugin.core.value.placing import ByValue, Placer, Policy
+from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, joined
+from gpu_device_plugin.programs.simulate.experiment import gpu_nodes, policy_of, run
 from gpu_device_plugin.programs.simulate.model import gpus_with_room
-from gpu_device_plugin.programs.simulate.placing import ByValue, Placer, Policy, gpu_nodes, policy_of, run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.core.value.node_types import NodeType
-    from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Start, Workload
+    from gpu_device_plugin.core.value.placing import Start
+    from gpu_device_plugin.core.value.workload_mix import NodeType
+    from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Workload
 
 _TYPICAL = 0.95
 """The most frequent kinds that are this part of all pods."""
@@ -121,6 +124,12 @@ class SamplingPlacer(Placer):
         self._passes: dict[int, tuple[bytearray, int]] = {}
         """By kind: 1 for each row that `passes`, and how many changes that includes."""
 
+    def follow(self, policy: Policy[Any]) -> None:
+        """Score by another policy, or by newer tables, from now on."""
+        self._policy = policy
+        self._seen = [policy.look(shape, left) for shape, left in zip(self.shapes, self.lefts, strict=True)]
+        self._scores.clear()
+
     def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
         """Place a pod on a row of a sample.
 
@@ -175,8 +184,8 @@ class _LearningPlacer(SamplingPlacer):
 
     def _learned(self) -> Policy[Any]:
         if self._name == "fgd":
-            return Fgd(self._mix.parts())
-        usable = studied(self._mix, self._gpu_nodes).usable
+            return Fgd(joined(self._mix.by_namespace().values()))
+        usable = finished(studying(self._mix, self._gpu_nodes)).usable
         return self._best_fit if usable is None else ByValue(usable)
 
 

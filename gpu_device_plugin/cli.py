@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -76,25 +77,17 @@ def _node(arguments: argparse.Namespace) -> int:
     return program.main(sources, texts, settings, NODE_FEATURES)
 
 
-def _extender(arguments: argparse.Namespace) -> int:
-    sources, texts, settings = _begin(ExtenderSettings, arguments)
-    from gpu_device_plugin.programs.extender import extender_program as program  # noqa: PLC0415 - a quarter of a second that --help need not take
-
-    return program.main(sources, texts, settings)
-
-
-def _mps(arguments: argparse.Namespace) -> int:
-    sources, texts, settings = _begin(MpsSupervisorSettings, arguments)
-    from gpu_device_plugin.features.mps.supervisor import mps_program as program  # noqa: PLC0415 - a fifth of a second that --help need not take
-
-    return program.main(sources, texts, settings)
+def _service(arguments: argparse.Namespace) -> int:
+    """Run a program with settings, imported only now: a fifth of a second or more that --help need not take."""
+    make, path, *_ = _services()[arguments.command]
+    sources, texts, settings = _begin(make, arguments)
+    return int(import_module(path).main(sources, texts, settings))
 
 
-def _limits(arguments: argparse.Namespace) -> int:
-    sources, texts, settings = _begin(LimitHelperSettings, arguments)
-    from gpu_device_plugin.features.limits import helper_program as program  # noqa: PLC0415 - a fifth of a second that --help need not take
-
-    return program.main(sources, texts, settings)
+def _tool(arguments: argparse.Namespace) -> int:
+    """Run a program with arguments of its own, imported only now as well."""
+    name = arguments.command
+    return int(import_module(f"gpu_device_plugin.programs.{name}.{name}_program").main(arguments, os.environ))
 
 
 def _begin(make: type[P], arguments: argparse.Namespace) -> tuple[Sources[P], Texts, P]:
@@ -117,13 +110,6 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
     called = arguments.called
     return program.main(arguments.words, prog=f"{PROGRAM} inspect" if called == PROGRAM else called, web=web)
-
-
-def _web(arguments: argparse.Namespace) -> int:
-    sources, texts, settings = _begin(WebSettings, arguments)
-    from gpu_device_plugin.programs.web import web_program as program  # noqa: PLC0415 - a quarter of a second that --help need not take
-
-    return program.main(sources, texts, settings)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -178,30 +164,18 @@ def _demo(arguments: argparse.Namespace) -> int:
     return program.main(gpus=arguments.gpus, once=arguments.once, page=arguments.page)
 
 
-def _simulate(arguments: argparse.Namespace) -> int:
-    from gpu_device_plugin.programs.simulate import simulate_program as program  # noqa: PLC0415 - a quarter of a second that --help need not take
-
-    return program.main(arguments, os.environ)
-
-
-def _cost(arguments: argparse.Namespace) -> int:
-    from gpu_device_plugin.programs.cost import cost_program as program  # noqa: PLC0415 - a tenth of a second that --help need not take
-
-    return program.main(arguments, os.environ)
-
-
 Program = Callable[[argparse.Namespace], int]
 PROGRAMS: Mapping[str, Program] = MappingProxyType(
     {
         "node": _node,
-        "extender": _extender,
-        "mps": _mps,
-        "limits": _limits,
-        "web": _web,
+        "extender": _service,
+        "mps": _service,
+        "limits": _service,
+        "web": _service,
         "inspect": _inspect,
         "doctor": _doctor,
-        "simulate": _simulate,
-        "cost": _cost,
+        "simulate": _tool,
+        "cost": _tool,
         "demo": _demo,
     }
 )
@@ -261,34 +235,39 @@ _PRECEDENCE = (
 )
 
 
-def _services() -> Mapping[str, tuple[type[Settings], str, str]]:
-    """Return the programs that run permanently, each with its settings, in a few words, and in a sentence."""
+def _services() -> Mapping[str, tuple[type[LogSettings], str, str, str]]:
+    """Return the programs that run permanently, each with settings, module, a few words, and a sentence."""
     # The kubectl plugin never comes here, and has no features of nodes.
     from gpu_device_plugin.features.node_features import NODE_SETTINGS  # noqa: PLC0415
 
     return {
         "node": (
             NODE_SETTINGS,
+            "gpu_device_plugin.programs.agent.node_program",
             "the agent that runs on every GPU node",
             "Offer the GPUs of this node to the kubelet, and hand them to containers.",
         ),
         "extender": (
             ExtenderSettings,
+            "gpu_device_plugin.programs.extender.extender_program",
             "the scheduler extender, which finds nodes with enough free memory on one GPU",
             "Answer kube-scheduler's calls: which nodes fit a pod, which fit best, and bind it to a GPU.",
         ),
         "mps": (
             MpsSupervisorSettings,
+            "gpu_device_plugin.features.mps.supervisor.mps_program",
             "the MPS supervisor, which runs the control daemons of NVIDIA's MPS where the agent wants them",
             "Run a control daemon of NVIDIA's MPS on each GPU whose memory MPS limits, with the compute mode for it.",
         ),
         "limits": (
             LimitHelperSettings,
+            "gpu_device_plugin.features.limits.helper_program",
             "the limit helper, which changes the memory limits of running containers",
             "Set the memory limits of running containers that the agent of this node wants, through the driver (r615).",
         ),
         "web": (
             WebSettings,
+            "gpu_device_plugin.programs.web.web_program",
             "the page in the cluster: its GPUs at a glance, live, for callers with a token",
             "Show each caller what it may see of the GPUs; on your own machine use kubectl inspect gpushare web.",
         ),
@@ -301,7 +280,7 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     services = _services()
-    for name, (make, short, what) in services.items():
+    for name, (make, _, short, what) in services.items():
         service = commands.add_parser(name, help=short, description=what, usage=_USAGE, epilog=_PRECEDENCE)
         _add_config(service, make)
     commands.add_parser("inspect", help="show which pods use which GPU of the cluster", add_help=False)  # see parse

@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeAlias
+from typing import TYPE_CHECKING, Generic
 
 from gpu_device_plugin import files
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.model.contract.helperfiles import HelperFileError, State, Wanted
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
     from pathlib import Path
     from typing import NoReturn
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.contract.helperfiles import HelperFiles
 
 _log = logging.getLogger(__name__)
-
-_Stamp: TypeAlias = tuple[int, int, int]  # of one version of a file: inode, modification time in ns, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +62,16 @@ class FileLink(Generic[Wanted, State]):
         self.last: State | None = None
         """The newest state that could be read, be the helper running or not; None: there is no such file."""
         self._beat_s = 0.0
-        self._ours: _Stamp | None = None
+        self._ours: files.Stamp | None = None
         """Of the file of what is wanted, as we read or wrote it; None: it was not there."""
-        self._seen: _Stamp | None = None
+        self._seen: files.Stamp | None = None
         self._unreadable = ""
 
     def take_up(self) -> None:
         """Begin with what our predecessor wanted: what it was for may run on."""
         try:
             content, found = files.read_below(self._directory, self._contract.wanted_file, self._contract.largest)
-            self.wanted, self._ours = self._contract.read_wanted(content), _stamp(found)
+            self.wanted, self._ours = self._contract.read_wanted(content), files.stamp(found)
         except FileNotFoundError:
             pass
         except (OSError, HelperFileError) as error:
@@ -98,11 +95,11 @@ class FileLink(Generic[Wanted, State]):
             self.unwritten = why
         else:
             self.unwritten = ""
-            self._ours = _stamp_of(self._wanted_path)
+            self._ours = files.stamp_of(self._wanted_path)
 
     def _intact(self) -> bool:
         """Return whether the file is the one that we read or wrote; where nothing is wanted no helper may need one."""
-        found = _stamp_of(self._wanted_path)
+        found = files.stamp_of(self._wanted_path)
         if found is None and self.wanted == self._contract.nothing:
             return not self._state_path.exists()
         if found != self._ours:
@@ -112,7 +109,7 @@ class FileLink(Generic[Wanted, State]):
     def read_state(self) -> State | str:
         """Return the helper's state, or the reason why there is none, as a sentence. Read only if it was replaced."""
         try:
-            if (found := _stamp(self._state_path.stat())) != self._seen:
+            if (found := files.stamp(self._state_path.stat())) != self._seen:
                 content, _ = files.read_below(self._directory, self._contract.state_file, self._contract.largest)
                 self._seen, self._unreadable = found, ""
                 self.last, self._beat_s = self._contract.read_state(content)
@@ -199,14 +196,3 @@ class HelperLink(Generic[Wanted, State]):
             self.unwritten = unwritten
         else:
             self.unwritten = ""
-
-
-def _stamp(found: os.stat_result) -> _Stamp:
-    return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _stamp_of(path: Path) -> _Stamp | None:
-    try:
-        return _stamp(path.stat())
-    except OSError:
-        return None

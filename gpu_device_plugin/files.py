@@ -6,12 +6,14 @@ import contextlib
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+Stamp: TypeAlias = tuple[int, int, int]
+"""One version of a file: inode, modification time in ns, size."""
 _CHUNK = 1 << 20
 # Without these flags opening a pipe waits for its other end, and a terminal could become our controlling one.
 _FILE = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -38,6 +40,19 @@ def read(path: Path, most: int) -> tuple[bytes, os.stat_result]:
         OSError: it cannot be read, or has more bytes.
     """
     return _content(_regular(os.open(path, os.O_RDONLY | _FILE), path), path, most)
+
+
+def stamp(found: os.stat_result) -> Stamp:
+    """Return the version of the file with this status."""
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """Return the present version of a file; None without one that can be looked at."""
+    try:
+        return stamp(path.stat())
+    except OSError:
+        return None
 
 
 def read_below(root: Path, name: str, most: int) -> tuple[bytes, os.stat_result]:

@@ -215,13 +215,6 @@ class Fleet:
             self._changed(name)
             self._forget_if_empty(name)
 
-    def replace_nodes(self, nodes: Mapping[str, tuple[NodeGpus, Amounts | None]]) -> None:
-        """Replace all nodes by `nodes`: the GPUs of each, and what pods may request of it."""
-        for name in [name for name, node in self._nodes.items() if node.gpus is not None and name not in nodes]:
-            self.remove_node(name)
-        for name, (gpus, allocatable) in nodes.items():
-            self.put_node(name, gpus, allocatable)
-
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
     def put_pod(self, pod: Pod, now: float = 0.0) -> None:

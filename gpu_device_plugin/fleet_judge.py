@@ -16,7 +16,7 @@ from gpu_device_plugin.core.cluster.changes import ChangeLog
 from gpu_device_plugin.core.cluster.fitting import Unfit, reason_of_one, room_decides, unfit
 from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.core.cluster.scoring import MIDDLE, MOST, Scorer, connected
-from gpu_device_plugin.core.value.marginal_value import NEVER, Appraiser, left_on, shape_of
+from gpu_device_plugin.core.value.marginal_value import NEVER, Appraiser, left_on, ranks_on, shape_of
 from gpu_device_plugin.core.value.workload_mix import largest_kind
 from gpu_device_plugin.model.placing import FIT
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Kind
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.changes import View
     from gpu_device_plugin.core.cluster.pod_demand import Ask
     from gpu_device_plugin.core.value.marginal_value import Appraisal
-    from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.price_learning import Tables
+    from gpu_device_plugin.core.value.workload_mix import NodeType
     from gpu_device_plugin.model.gpus import Links
+    from gpu_device_plugin.model.placing import Ranks
     from gpu_device_plugin.model.resources import Amounts
 
 V = TypeVar("V")
@@ -107,17 +108,14 @@ class Judge:
         for pod in self._pods.values():
             pod.gains.clear()
 
+    def ranks(self, node: Candidate, amounts: Amounts) -> Ranks | None:
+        """Return what the policy `fit` prefers on a node for a pod that requests these amounts; None: unknown yet."""
+        return None if self._appraised is None else ranks_on(self._appraised.appraiser, node, amounts)
+
     def node_types(self) -> Mapping[NodeType, int]:
         """Return how many nodes with GPUs there are of each shape."""
         self.prepare()
         return +self._rows.node_types
-
-    def by_type(self) -> Iterator[tuple[NodeType, Candidate]]:
-        """Yield the nodes with GPUs, each with its shape."""
-        self.prepare()
-        for node_type, node in zip(self._rows.shape_at, self._rows.nodes, strict=True):
-            if node_type is not None and node is not None:
-                yield node_type, node
 
     def stranded(self) -> Iterator[tuple[Candidate, float]]:
         """Yield the nodes that are appraised, each with its `Appraisal.stranded`; none before something is learned."""

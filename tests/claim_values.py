@@ -11,6 +11,7 @@ from gpu_device_plugin.core.cluster.node_report import NodeView
 from gpu_device_plugin.features.claims.contract import DRIVER, Claim, Consumer, Device, DeviceRequest, device_name
 from gpu_device_plugin.features.use.contract import NO_REPORT, NodeReport
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.model.nodes import NodeRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -100,7 +101,9 @@ def serving_view(
     """Return a node that serves claims, with these; its kubelet knows none of our resources."""
     occupants = tuple(pods)
     there = candidate(name, gpus, [pod.usage for pod in occupants])
-    return with_claims(NodeView(there, occupants, "10.0.0.8", report=report), claims)
+    return with_claims(
+        NodeView(there, NodeRecord(name, name, address="10.0.0.8", ready=True), occupants, report=report), claims
+    )
 
 
 def claim_json(

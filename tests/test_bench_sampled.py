@@ -9,12 +9,12 @@ import pytest
 
 from bench.policies import BestFit, Fgd, SamplingPlacer, nodes_to_find, passes, placed
 from gpu_device_plugin.core.value.marginal_value import NEVER, Left
-from gpu_device_plugin.core.value.node_types import NodeType
-from gpu_device_plugin.core.value.price_learning import learn
-from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.core.value.placing import ByFullness, ByValue, Policy, Start
+from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
-from gpu_device_plugin.programs.simulate.model import Start, Workload
-from gpu_device_plugin.programs.simulate.placing import ByFullness, ByValue, Policy, gpu_nodes
+from gpu_device_plugin.programs.simulate.experiment import gpu_nodes
+from gpu_device_plugin.programs.simulate.model import Workload
+from tests.searches import learn
 
 T4 = NodeType((16, 16), ("T4", "T4"), 32_000, 131_072)
 MIXED = NodeType((16, 24, 8, 8), ("T4", "A10", "A30", "A30"), 32_000, 131_072, (None, None, 2, 2))

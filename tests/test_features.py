@@ -185,12 +185,6 @@ def test_settings_of_a_feature_are_had_by_their_type_where_the_agent_has_it() ->
                 settings_of(without(spec.name))().of(spec.settings)
 
 
-def test_settings_whose_neighbour_is_absent_stay_together() -> None:
-    alone = [knob.name for knob in knobs_of(settings_of(without("limits")))]
-    assert alone.index("usage_interval") + 1 == alone.index("condition")
-    assert alone.index("gpus") + 1 == alone.index("exclude_gpus")
-
-
 def test_no_two_features_have_a_setting_of_one_name() -> None:
     names = list(NodeSettings.__dataclass_fields__)
     own = {spec.settings for spec in NODE_FEATURES if spec.settings is not None}

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.features.limits.contract import LIMIT_FILES
-from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
-from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
+from gpu_device_plugin.features.mps.contract import MPS_FILES, STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.file_link import FileLink, HelperLink, HelperWords
 from tests.patience import beside, eventually
 

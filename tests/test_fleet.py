@@ -120,10 +120,12 @@ def test_that_something_has_changed_is_told_once_until_somebody_looks() -> None:
     assert told == ["changed", "changed"]
 
 
-def test_all_nodes_may_be_told_at_once() -> None:
+def test_what_a_list_of_all_nodes_tells_again_changes_nothing() -> None:
     there = fleet(pod("p", node="gone", gpu=0), a=gpus(8), b=gpus(8), c=gpus(8))
     before = there.candidates["a"]
-    there.replace_nodes({"a": (gpus(8), None), "b": (gpus(9), None), "d": (gpus(8), None)})
+    there.remove_node("c")
+    for name, its_gpus in {"a": gpus(8), "b": gpus(9), "d": gpus(8)}.items():
+        there.put_node(name, its_gpus)
     assert set(there.candidates) == {"a", "b", "d"}
     assert there.candidates["a"] is before
     assert free(there, "b") == [9]

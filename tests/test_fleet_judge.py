@@ -15,7 +15,6 @@ from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.value.marginal_value import shape_of
-from gpu_device_plugin.core.value.price_learning import Tables, learn
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.fleet_judge import UNKNOWN, UNTRIED, Judge
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
@@ -24,12 +23,14 @@ from gpu_device_plugin.model.gpus import NO_LINKS, Closeness, Links
 from gpu_device_plugin.model.placing import POLICIES, Demand
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
 from tests.scores import score
+from tests.searches import learn
 from tests.work import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.fitting import Unfit
+    from gpu_device_plugin.core.value.price_learning import Tables
 
 ROOM = Amounts(32_000, 131_072)
 

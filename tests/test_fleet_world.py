@@ -157,15 +157,21 @@ class World(RuleBasedStateMachine):
             else:
                 self.fleet.remove_pod(pod, self.now)
 
+    def nodes_are_listed(self, nodes: dict[str, NodeGpus]) -> None:
+        for name in self.fleet.candidates.keys() - nodes:
+            self.fleet.remove_node(name)
+        for name, gpus in nodes.items():
+            self.fleet.put_node(name, gpus)
+
     @rule()
     def everything_is_told_anew(self) -> None:
         """The watch broke, and what happened meanwhile is seen in its result alone."""
         self.untold.clear()
         self.fleet.replace_pods(list(self.there.values()), self.now)
-        self.fleet.replace_nodes({name: (gpus, None) for name, gpus in self.nodes.items()})
+        self.nodes_are_listed(self.nodes)
         before = dict(self.fleet.entries), dict(self.fleet.candidates)
         self.fleet.replace_pods(list(self.there.values()), self.now)
-        self.fleet.replace_nodes({name: (gpus, None) for name, gpus in self.nodes.items()})
+        self.nodes_are_listed(self.nodes)
         assert (dict(self.fleet.entries), dict(self.fleet.candidates)) == before
         assert all(self.fleet.candidates[name] is each for name, each in before[1].items())
 
@@ -330,7 +336,7 @@ class World(RuleBasedStateMachine):
         self.there.clear()
         self.things_are_told(len(self.untold))
         assert (self.fleet.candidates.keys(), self.fleet.entries, self.fleet.pending) == (self.nodes.keys(), {}, {})
-        self.fleet.replace_nodes({})
+        self.nodes_are_listed({})
         assert (self.fleet._nodes, self.fleet._expiring) == ({}, set())
 
 

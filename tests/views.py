@@ -13,6 +13,7 @@ from gpu_device_plugin.features.use.contract import NO_REPORT, NodeReport
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 
 if TYPE_CHECKING:
@@ -97,14 +98,23 @@ def node_view(
     capacity, allocatable = amounts or (offered, offered)
     return NodeView(
         candidate(name, gpus, [pod.usage for pod in ordered]),
+        NodeRecord(
+            name,
+            name,
+            address="10.0.0.7",
+            ready=ready,
+            unschedulable=unschedulable,
+            capacity=capacity,
+            allocatable=allocatable,
+        ),
         ordered,
-        address="10.0.0.7",
-        ready=ready,
-        unschedulable=unschedulable,
-        capacity=capacity,
-        allocatable=allocatable,
         report=report,
     )
+
+
+def changed(view: NodeView, **changes: Any) -> NodeView:
+    """Return a node with other fields of its record."""
+    return replace(view, record=replace(view.record, **changes))
 
 
 def put_aside(view: NodeView, *uuids: str) -> NodeView:
@@ -159,12 +169,11 @@ def mig_view(
     ]
     found = NodeGpus((*cards, *parts), share_mib=1024, driver="580.95", policy="binpack", instances=tuple(rest))
     occupants = tuple(each for each in pods if not isinstance(each, InstancePod))
+    offered = {GPU_MEM: 15 * gpus + 9 * shared, GPU_COUNT: gpus}
     return NodeView(
         candidate(name, found, [pod.usage for pod in occupants]),
+        NodeRecord(name, name, address="10.0.0.7", ready=True, capacity=offered, allocatable=offered),
         occupants,
-        address="10.0.0.7",
-        capacity={GPU_MEM: 15 * gpus + 9 * shared, GPU_COUNT: gpus},
-        allocatable={GPU_MEM: 15 * gpus + 9 * shared, GPU_COUNT: gpus},
         report=report,
         instance_pods=tuple(each for each in pods if isinstance(each, InstancePod)),
     )

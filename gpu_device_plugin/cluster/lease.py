@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.cluster.client.answers import answered
-from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, NotFoundError
+from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import LEASES
 from gpu_device_plugin.model.times import micro_time
 
 if TYPE_CHECKING:
+    from gpu_device_plugin.cluster.client.answers import ApiAnswer
     from gpu_device_plugin.cluster.client.api_client import Client
 
 _log = logging.getLogger(__name__)
@@ -65,10 +65,10 @@ class _Lease(msgspec.Struct):
 async def holder_of(client: Client, namespace: str, name: str, *, timeout_s: float) -> tuple[str, int]:
     """Return the holder of a Lease, empty: none, and how often it has changed. Raises ApiError."""
     try:
-        raw = await client.get(LEASES, name, namespace=namespace, timeout_s=timeout_s)
+        answer = await client.get(LEASES, name, namespace=namespace, timeout_s=timeout_s)
     except NotFoundError:
         return "", 0
-    spec = answered(Call("get", LEASES.plural, LEASES.group, namespace, name), raw, _Lease, "a lease").spec or _Spec()
+    spec = answer.decoded(_Lease, "a lease").spec or _Spec()
     return spec.holder_identity or "", spec.lease_transitions or 0
 
 
@@ -209,10 +209,9 @@ class Lease:
             await self._client.replace(LEASES, self._name, whole, namespace=self._namespace, timeout_s=_left_s(until))
         )
 
-    def _read(self, raw: bytes) -> dict[str, Any]:
-        call = Call("get", LEASES.plural, LEASES.group, self._namespace, self._name)
-        body = answered(call, raw, dict[str, Any], "a lease")
-        spec = answered(call, raw, _Lease, "a lease").spec or _Spec()
+    def _read(self, answer: ApiAnswer) -> dict[str, Any]:
+        body = answer.decoded(dict[str, Any], "a lease")
+        spec = answer.decoded(_Lease, "a lease").spec or _Spec()
         if spec != self._spec:
             self._spec = spec
             self._spec_seen_at = time.monotonic()

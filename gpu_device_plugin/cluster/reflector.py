@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     import msgspec
 
+    from gpu_device_plugin.cluster.client.answers import WatchEvent
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.cluster.objects.decoding import ObjectKind, WatchEvent
+    from gpu_device_plugin.cluster.objects.decoding import ObjectKind
     from gpu_device_plugin.cluster.store import Store
 
 _log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ NODE_FEATURES = (
     FeatureSpec("over_use", "gpu_device_plugin.features.over_use.node:OverUse", OverUseSettings, needs=("use",)),
     FeatureSpec("guarantees", "gpu_device_plugin.features.elastic.guarantees:Guarantees"),
     FeatureSpec("borrowing", "gpu_device_plugin.features.elastic.borrowing:Borrowing", ElasticSettings, needs=("use",)),
-    FeatureSpec("mps", "gpu_device_plugin.features.mps.node:make_mps", MpsSettings, needs=("use",)),
+    FeatureSpec("mps", "gpu_device_plugin.features.mps.node:Mps", MpsSettings, needs=("use",)),
     FeatureSpec("limits", "gpu_device_plugin.features.limits.node:Limits", LimitSettings, needs=("use",)),
     FeatureSpec("idle", "gpu_device_plugin.features.idle.node:Idle", IdleSettings, needs=("use",)),
     FeatureSpec("history", "gpu_device_plugin.features.history.sampling:History", HistorySettings, needs=("use",)),

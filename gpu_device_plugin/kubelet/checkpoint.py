@@ -47,8 +47,7 @@ _UUID = re.compile(rb"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _OURS = (b"GPUSHARE_MEMORY", b"ALIYUN_COM_GPU")
 """In each answer of an agent of ours, which may have had other names for its resources."""
 
-Stamp: TypeAlias = tuple[int, int, int]
-"""Identity of one version of the file: inode, modification time in ns, size."""
+Stamp: TypeAlias = files.Stamp
 
 
 class CheckpointUnreadableError(Exception):
@@ -86,7 +85,7 @@ def stamp_of(path: Path) -> Stamp | None:
         return None
     except OSError as error:
         raise CheckpointUnreadableError(f"looking at {path}: {error.strerror}{advice(error)}") from error
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return files.stamp(found)
 
 
 def read(path: Path, names: Names) -> Checkpoint:
@@ -117,7 +116,7 @@ def read(path: Path, names: Names) -> Checkpoint:
             f"the kubelet's checkpoint {path} is damaged ({type(error).__name__}); the kubelet rewrites it after the "
             "next device list, and until then no further device is allocated"
         ) from error
-    return Checkpoint(allocations, registered, (found.st_ino, found.st_mtime_ns, found.st_size))
+    return Checkpoint(allocations, registered, files.stamp(found))
 
 
 def _hold(entry: Any, names: Names) -> Allocation:

@@ -23,19 +23,15 @@ _ALMOST = re.compile(r"(?P<number>[0-9]{1,12})\s*(?:(?P<unit>[MG])i?)?B?", re.AS
 _ROUND_SIZES_MIB = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, *(MIB_PER_GIB * n for n in (1, 2, 4, 8, 16, 32, 64)))
 
 
-class InvalidSizeError(ValueError):
-    """The text is not an amount of memory; the message names the accepted forms."""
-
-
 def parse_mib(text: str) -> int:
     """Parse ``256MiB``, ``1GiB``, ``256Mi`` or ``1Gi`` as a number of MiB.
 
     Raises:
-        InvalidSizeError: the text is none of these.
+        ValueError: the text is none of these; the message names the accepted forms.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise InvalidSizeError(f"{text!r} is not an amount of memory; {_meant(text)}")
+        raise ValueError(f"{text!r} is not an amount of memory; {_meant(text)}")
     return int(match["number"]) * (MIB_PER_GIB if match["unit"].startswith("G") else 1)
 
 

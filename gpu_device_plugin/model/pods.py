@@ -121,6 +121,10 @@ class Pod:
     amounts: Amounts = field(default=NO_AMOUNTS, compare=False)
     """The CPU and memory among the requests, likewise; also where the amount that its end frees is unknown."""
 
+    def __str__(self) -> str:
+        """Return ``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
     @property
     def bulky(self) -> bool:
         """Whether its owner has written more on it than can be kept of each of thousands of pods."""

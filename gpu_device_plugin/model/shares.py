@@ -302,6 +302,11 @@ class Shares:
         place = self._places.get(uuid)
         return None if place is None else self.gpus[place[0]]
 
+    def called(self, uuid: str) -> str:
+        """Return the name of the GPU of this UUID for people."""
+        shared = self.by_uuid(uuid)
+        return f"the GPU {uuid}" if shared is None else shared.name
+
     def name_of(self, gpu: Gpu) -> str:
         """Return the name of a GPU for people, whether it is shared or not: its number if it has one, else its UUID."""
         shared = next((shared for shared in self.gpus if shared.gpu.uuid == gpu.uuid), None)

@@ -101,11 +101,9 @@ class NodeAgent:
             self.kubelet_records,
             self.metrics,
             self.features,
-            resend=self.advertiser.resend,
-            readings=lambda: self.hardware.readings.value,
-            read_again=self.hardware.read_again,
-            interval_s=settings.reconcile_interval_s,
-            process_wait_s=settings.process_wait_s,
+            self.hardware,
+            self.settings,
+            self.advertiser.resend,
         )
         self.registration = RegistrationLoop(
             settings.device_plugin_dir,
@@ -223,8 +221,6 @@ class NodeAgent:
         """Apply those changes of settings that need no restart, and report the others."""
         outcome = reload(self.settings.value, wanted)
         self.settings.set(settings := outcome.settings)
-        self.reconciler.interval_s = settings.reconcile_interval_s
-        self.reconciler.process_wait_s = settings.process_wait_s
         self.advertiser.limit(settings.refusal_limit)
         logging.getLogger("gpu_device_plugin").setLevel(settings.log_level.upper())
         self.configuration.reload()

@@ -17,9 +17,8 @@ from gpu_device_plugin.model.contract.keys import CORDONS
 from gpu_device_plugin.model.gpus import NO_LINKS
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.shares import Shares, TooManySharesError
-from gpu_device_plugin.node.rules.container_grants import Delivery
 from gpu_device_plugin.node.rules.gpu_health import HealthRules
-from gpu_device_plugin.node.rules.node_config import NodeChoices, NodeConfig, NodeFacts, derive
+from gpu_device_plugin.node.rules.node_config import NodeConfig, NodeFacts, derive
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
@@ -52,20 +51,7 @@ UNIFIED = "its memory is the machine's; --unified-memory says how much of that i
 def initial(settings: NodeSettings) -> NodeConfig:
     """Return the configuration of a node of which nothing but the settings is known yet."""
     nothing = NodeConfig(shares=Shares(settings.share_size_mib, settings.reserve_mib))
-    return derive(_choices(settings), NodeFacts(sentence=HardwareView().sentence), nothing)
-
-
-def _choices(settings: NodeSettings) -> NodeChoices:
-    return NodeChoices(
-        policy=settings.policy,
-        mig=settings.mig,
-        serve=settings.serve,
-        excluded=settings.exclude_gpus,
-        resources=settings.offered,
-        mig_domain=settings.domain_of_mig,
-        delivery=Delivery(methods=frozenset(settings.devices), cdi_kind=settings.cdi_kind),
-        condition=settings.node_condition,
-    )
+    return derive(settings, NodeFacts(sentence=HardwareView().sentence), nothing)
 
 
 class Configuration:
@@ -127,7 +113,7 @@ class Configuration:
         )
         try:
             config = derive(
-                _choices(settings),
+                settings,
                 facts,
                 before,
                 labels=None if node is None else node.labels,

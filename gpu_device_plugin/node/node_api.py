@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gpu_device_plugin.cluster.client.config import ClusterConfig
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
-    from gpu_device_plugin.model.contract.cordons import Cordon
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.node_publisher import NodePublisher
     from gpu_device_plugin.node.waiting_pods import WaitingPods
@@ -47,26 +46,19 @@ class Happening:
 
 
 class Happenings:
-    """Calls its listeners at once and on the event loop, in the order in which they subscribed."""
+    """Calls its listeners at once and on the event loop, in their order."""
 
     def __init__(self) -> None:
-        self._recorders: list[Callable[[Happening], str]] = []
-        self._listeners: list[Callable[[Happening], None]] = []
+        self.recorders: list[Callable[[Happening], str]] = []
+        """They come before all listeners, and return the end of the sentence, such as a record's name."""
+        self.listeners: list[Callable[[Happening], None]] = []
 
     def tell(self, happening: Happening) -> None:
         """Tell all listeners."""
-        for record in self._recorders:
+        for record in self.recorders:
             happening = replace(happening, note=happening.note + record(happening))
-        for listen in self._listeners:
+        for listen in self.listeners:
             listen(happening)
-
-    def record_by(self, recorder: Callable[[Happening], str]) -> None:
-        """Have a recorder called before all listeners; it returns the end of the sentence, such as a record's name."""
-        self._recorders.append(recorder)
-
-    def subscribe(self, listener: Callable[[Happening], None]) -> None:
-        """Have a listener called with each happening."""
-        self._listeners.append(listener)
 
 
 class NodeApi:
@@ -122,19 +114,9 @@ class NodeApi:
     def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
         """Write annotations on a pod in the background; None removes one."""
 
-    def annotate_node(self, annotations: Mapping[str, str | None]) -> None:
-        """Publish annotations of a feature on our node from now on, beside all others; None removes one.
-
-        Their keys are in `AGENT_ANNOTATIONS`, so that they are removed from a node that shares no GPUs any more.
-        """
-
     def pods_in_api(self) -> PodsInApi | None:
         """Return the pods of our node in the API, see `node.rules.ended_pods.pods_in_api`."""
         return PodsInApi()
-
-    async def cordon(self, _uuid: str, _cordon: Cordon) -> bool:
-        """Put a GPU of our node aside, unless it is; return whether it is now."""
-        return False
 
     async def namespace_labels(self, _namespace: str) -> Mapping[str, str] | str | None:
         """Return the labels of a namespace, or a sentence on why they cannot be read; None: they may be known later."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -10,15 +9,14 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
-from gpu_device_plugin.aio.worker import Backoff
-from gpu_device_plugin.cluster.client.answers import translated
+from gpu_device_plugin.aio.worker import Backoff, Worker
 from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError
+from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.objects.decoding import NAMESPACES, PodReader, read_metadata
 from gpu_device_plugin.cluster.writers.events import EventSubject, EventWriter, about_node
 from gpu_device_plugin.cluster.writers.evictions import evict
-from gpu_device_plugin.cluster.writers.own_node import NodeConditionWriter, OwnNode
+from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
 from gpu_device_plugin.model.contract.keys import ASSUME_TIME, READ_BY_AGENT, MalformedAnnotationError
 from gpu_device_plugin.model.contract.promises import assignment
@@ -61,7 +59,7 @@ class NodeCluster(NodeApi):
     ) -> None:
         """Prepare to publish `config` through `server`; nothing is sent before `run`."""
         super().__init__()
-        self.happenings.subscribe(self._post)
+        self.happenings.listeners.append(self._post)
         self._settings = settings
         self.client = Client(
             server, on_error=lambda error: metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
@@ -76,12 +74,9 @@ class NodeCluster(NodeApi):
         self._events = EventWriter(self.client, instance=settings.node_name)
         self._self = OwnNode(self.client, settings.node_name)
         self.cleanup = Cleanup(self.client, self._self, settings.names)
-        condition = NodeConditionWriter(
-            self.client,
-            settings.node_name,
-            forbidden=lambda why: self.event("NodeConditionForbidden", why, "Observe"),
+        self.published: NodePublisher = NodePublisher(
+            self._self, settings, config, state, lambda why: self.event("NodeConditionForbidden", why, "Observe")
         )
-        self.published: NodePublisher = NodePublisher(self._self, condition, settings, config, state)
         self.users: Observable[frozenset[str]] = Observable(frozenset())
         """UIDs of the pods that request devices and have not ended."""
         self._state = state
@@ -91,6 +86,7 @@ class NodeCluster(NodeApi):
         """Seconds for the answer to an eviction."""
         self.look_s = 60.0
         """Seconds between two readings of our node, for changed labels and for notes that another client removed."""
+        self._look_again = Backoff(1.0)
 
     async def run(self) -> NoReturn:
         """Follow and publish until cancelled; owns the connections."""
@@ -100,7 +96,7 @@ class NodeCluster(NodeApi):
                 self._writer.run(),
                 self._events.run(),
                 self.published.run(),
-                self._look_at_node(),
+                Worker(self._look_at_node).run(),
                 self.followed.changes.follow(self._pods_changed),
             )
 
@@ -128,7 +124,8 @@ class NodeCluster(NodeApi):
     def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:  # noqa: D102
         self._writer.annotate(pod, annotations)
 
-    async def cordon(self, uuid: str, cordon: Cordon) -> bool:  # noqa: D102
+    async def cordon(self, uuid: str, cordon: Cordon) -> bool:
+        """Put a GPU of our node aside, unless it is; return whether it is now."""
         try:
             self.node.set(await self._self.cordon(uuid, cordon))
         except (ApiError, MalformedAnnotationError) as error:
@@ -138,8 +135,7 @@ class NodeCluster(NodeApi):
 
     async def namespace_labels(self, namespace: str) -> Mapping[str, str] | str | None:  # noqa: D102
         try:
-            with translated(Call("get", NAMESPACES.plural, name=namespace)):
-                found = read_metadata(await self.client.get(NAMESPACES, namespace))
+            found = (await self.client.get(NAMESPACES, namespace)).read(read_metadata)
         except ForbiddenError as error:
             return f"the labels of namespace {namespace} cannot be read: {error}"
         except ApiError as error:
@@ -153,7 +149,7 @@ class NodeCluster(NodeApi):
 
     def _refused(self, pod: Pod, error: ApiError) -> None:
         note = (
-            f"the annotations with the GPUs of pod {pod.namespace}/{pod.name} could not be written, and are retried: "
+            f"the annotations with the GPUs of pod {pod} could not be written, and are retried: "
             f"{error}. Until they are written, schedulers may count the pod on every GPU of this node"
         )
         self.event("PodNotAnnotated", note, "Annotating")
@@ -163,13 +159,10 @@ class NodeCluster(NodeApi):
         self.waiting.learn(allocations)
         self._settle_promises()
 
-    def annotate_node(self, annotations: Mapping[str, str | None]) -> None:  # noqa: D102
-        self.published.annotate(annotations)
-
     def living(self) -> Mapping[str, str] | None:  # noqa: D102
         if not self.followed.reflector.synced:
             return None
-        return {pod.kubelet_uid: f"{pod.namespace}/{pod.name}" for pod in self.followed.pods.values() if not pod.ended}
+        return {pod.kubelet_uid: str(pod) for pod in self.followed.pods.values() if not pod.ended}
 
     def pods_in_api(self) -> PodsInApi | None:  # noqa: D102
         node = self.node.value
@@ -196,17 +189,14 @@ class NodeCluster(NodeApi):
                 if changes != requested:
                     self._writer.annotate(pod, changes)
 
-    async def _look_at_node(self) -> NoReturn:
-        backoff = Backoff(1.0)
-        while True:
-            try:
-                node = await self._self.read()
-            except ApiError as error:
-                _log.warning("our node cannot be read: %s", error, extra={"once_per_s": 600})
-                await asyncio.sleep(backoff.next_s(error.retry_after_s))
-                continue
-            backoff.reset()
-            self.cleanup.saw(node.labels)
-            self.published.take(node)
-            self.node.set(node)
-            await asyncio.sleep(self.look_s)
+    async def _look_at_node(self) -> float:
+        try:
+            node = await self._self.read()
+        except ApiError as error:
+            _log.warning("our node cannot be read: %s", error, extra={"once_per_s": 600})
+            return self._look_again.next_s(error.retry_after_s)
+        self._look_again.reset()
+        self.cleanup.saw(node.labels)
+        self.published.take(node)
+        self.node.set(node)
+        return self.look_s

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.cluster.client.errors import ApiError
-from gpu_device_plugin.cluster.writers.own_node import NodeConditionWriter, NodeMetadata
+from gpu_device_plugin.cluster.writers.own_node import NodeMetadata
 from gpu_device_plugin.model.contract.keys import AGENT_LABELS, NODE_GPUS, NODE_LIMITS, SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.model.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.model.contract.nodelabels import (
@@ -30,14 +30,15 @@ from gpu_device_plugin.model.shares import TooManySharesError
 from gpu_device_plugin.node.rules.positions import listed_before
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Callable, Container, Mapping
     from typing import NoReturn
 
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.cluster.writers.own_node import OwnNode
     from gpu_device_plugin.model.gpus import Gpu
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.node.node_state import NodeState
+    from gpu_device_plugin.node.rules.gpu_health import NodeCondition
     from gpu_device_plugin.node.rules.node_config import NodeConfig
     from gpu_device_plugin.settings.node import NodeSettings
 
@@ -52,10 +53,11 @@ class NodePublisher:
     """The labels, annotations and the condition of our node."""
 
     _own: OwnNode
-    _condition: NodeConditionWriter
     _settings: NodeSettings
     _config: Observable[NodeConfig]
     _state: NodeState
+    _forbidden: Callable[[str], None]
+    """See `OwnNode.keep_condition`."""
 
     def __post_init__(self) -> None:
         self.linger_s = 1.0
@@ -65,6 +67,7 @@ class NodePublisher:
         self._ending = False
         """The agent is about to end. A pod that arrives while no agent runs fails."""
         self._read = asyncio.Event()
+        self._condition: Observable[NodeCondition | None] = Observable(None)
         self._had_condition = False
         """Whether our node had the condition when it was last read."""
         self._outdated: Mapping[str, None] = {}
@@ -77,7 +80,8 @@ class NodePublisher:
 
     async def run(self) -> NoReturn:
         """Publish until cancelled."""
-        await together(self._publish(), self._config.follow(self._show), self._condition.run())
+        condition = self._own.keep_condition(self._condition, self._forbidden)
+        await together(self._publish(), self._config.follow(self._show), condition)
 
     def take(self, node: NodeRecord) -> None:
         """Take over a reading of our node, and put back what another client removed from it."""
@@ -91,7 +95,10 @@ class NodePublisher:
         self._show(self._config.value)  # the configuration may have nothing new to say of the node
 
     def annotate(self, annotations: Mapping[str, str | None]) -> None:
-        """Publish annotations of a feature beside the others."""
+        """Publish annotations of a feature on our node from now on, beside all others; None removes one.
+
+        Their keys are in `AGENT_ANNOTATIONS`, so that they are removed from a node that shares no GPUs any more.
+        """
         self._more = {**self._more, **annotations}
         self.note()
 
@@ -176,9 +183,9 @@ class NodePublisher:
         await self._own.keep(self._notes)
 
     def _show(self, config: NodeConfig) -> None:
-        ours = self._condition.wanted.version or self._had_condition
-        if config.facts.started and (config.condition is not None or ours):  # this agent wrote it, or an earlier one
-            self._condition.want(config.condition)
+        left = self._had_condition and not self._condition.version  # by an earlier agent
+        if config.facts.started and (left or config.condition != self._condition.value):
+            self._condition.set(config.condition)
         self.note()
 
 
@@ -231,7 +238,7 @@ class Cleanup:
                         _log.info(sentence, SWITCH_LABEL, SWITCHED_ON)
                 if node.gpu_condition:
                     async with asyncio.timeout(within_s):
-                        await NodeConditionWriter(self._client, self._self.name).put(None)
+                        await self._self.put_condition(None)
         except (ApiError, TimeoutError) as error:
             why = str(error) or f"no answer within {within_s:g} s"
             _log.warning("the node could not be cleaned up; our labels and annotations may still be on it: %s", why)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
@@ -17,15 +17,16 @@ from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.node.rules.ledger import SETTLING_S, IdState, Ledger, held_through_others
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable
     from typing import NoReturn
 
+    from gpu_device_plugin.hardware.monitor import Hardware
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Stamp
     from gpu_device_plugin.kubelet.records import KubeletRecords
     from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.node.extension import Features
     from gpu_device_plugin.node.node_state import NodeState
-    from gpu_device_plugin.node.rules.ledger import Reading
+    from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
 
@@ -46,17 +47,10 @@ class Reconciler:
     _records: KubeletRecords
     _metrics: m.Metrics
     _features: Features
-    _: KW_ONLY
+    _hardware: Hardware
+    _settings: Observable[NodeSettings]
     resend: Callable[[], None]
     """Sends a device list again."""
-    readings: Callable[[], Mapping[str, Reading]]
-    """Returns the newest reading of each GPU, by UUID."""
-    read_again: Callable[[], Awaitable[None]]
-    """Returns when all GPUs were read again, or cannot be."""
-    interval_s: float
-    """Seconds between two rounds, unless something happens."""
-    process_wait_s: float
-    """As for `Ledger.reconciled`."""
 
     def __post_init__(self) -> None:
         self.checkpoint_entries: Observable[tuple[Allocation, ...]] = Observable(())
@@ -74,6 +68,11 @@ class Reconciler:
         self._slower = 1
         self._in_vain: frozenset[str] = frozenset()
         self._users: frozenset[str] = frozenset()
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two rounds, unless something happens."""
+        return self._settings.value.reconcile_interval_s
 
     def granted(self) -> None:
         """Read the checkpoint soon: a container was just given devices, which the current checkpoint lacks."""
@@ -171,10 +170,11 @@ class Reconciler:
             self._state.update(Ledger.seen, unknown)
         if written is not None:
             self._take_over(written)
-        self._state.update(Ledger.reconciled, evidence, self.readings(), time.monotonic(), self.process_wait_s)
+        readings, wait_s = self._hardware.readings, self._settings.value.process_wait_s
+        self._state.update(Ledger.reconciled, evidence, readings.value, time.monotonic(), wait_s)
         if any(state.freed_at is not None for state in self._state.node.ledger.id_states.values()):
-            await self.read_again()
-            self._state.update(Ledger.released, self.readings(), time.monotonic(), self.process_wait_s)
+            await self._hardware.read_again()
+            self._state.update(Ledger.released, readings.value, time.monotonic(), wait_s)
         states = self._state.node.ledger.id_states
         return frozenset(
             name for name, state in states.items() if state == IdState() and name in evidence.recorded - evidence.listed

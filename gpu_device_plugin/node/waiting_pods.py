@@ -168,7 +168,7 @@ class WaitingPods:
         }
         return WaitingPod(
             uid,
-            f"{pod.namespace}/{pod.name}",
+            str(pod),
             tuple(
                 ContainerRequest(
                     container=container.name,
@@ -218,7 +218,7 @@ class WaitingPods:
         if pod.uid not in self._malformed:
             self._malformed.add(pod.uid)
             self._metrics.count(m.MALFORMED_ANNOTATIONS)
-            _log.warning("%s", what, extra={"pod": f"{pod.namespace}/{pod.name}", "why": why})
+            _log.warning("%s", what, extra={"pod": str(pod), "why": why})
 
     def _swap(self, guessed: Slot, owner: Slot, actual: Mapping[Slot, Slot | None]) -> None:
         """`owner` has the devices promised to `guessed`, so `guessed` takes over the promise that this left unused.

@@ -7,7 +7,7 @@ fields, with null for an empty one. Pods and nodes are not of these types; only 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct, field
@@ -70,6 +70,8 @@ class Victims:
 
 _ABSENT = Raw()
 _NOTHING = (_ABSENT, Raw(b"null"))
+# A node provides any number of these kinds, and no pod can block another's.
+_UNLIMITED_VOLUMES = frozenset({"configMap", "downwardAPI", "emptyDir", "hostPath", "image", "projected", "secret"})
 
 
 class _Args(Struct, rename="pascal", gc=False):
@@ -113,6 +115,25 @@ class _Pod(Struct, gc=False):
     metadata: _Namespaced = field(default_factory=_Namespaced)
     spec: _Spec = field(default_factory=_Spec)
     status: _Status = field(default_factory=_Status)
+
+
+class _Container(Struct, gc=False):
+    ports: list[dict[str, Any]] | None = None
+
+
+class _Neighbourly(Struct, rename="camel", gc=False):
+    """What of a pod's spec other pods may keep off a node, besides its requests."""
+
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+    affinity: dict[str, Any] | None = None
+    topology_spread_constraints: list[Raw] | None = None
+    resource_claims: list[Raw] | None = None
+    volumes: list[dict[str, Raw]] | None = None
+
+
+class _Neighbour(Struct, gc=False):
+    spec: _Neighbourly = field(default_factory=_Neighbourly)
 
 
 class _PreemptionArgs(Struct, rename="pascal", gc=False):
@@ -171,6 +192,29 @@ def read_placing(pod: Raw) -> Placing:
     namespace = "" if relative == (_ABSENT, _ABSENT) else read.metadata.namespace
     fields = [bytes(field) for field in (*relative, spec.node_selector, spec.tolerations)]
     return Placing(hash((namespace, *fields)), read.status.nominated_node_name or "", spec.preemption_policy != "Never")
+
+
+def fits_by_requests_alone(pod: bytes | Raw) -> bool:
+    """Return whether pods of lower priority can keep this pod off a node only by their requests.
+
+    False where host ports, the placement of other pods, claimed devices or claimed volumes may also decide, and where
+    the pod cannot be decoded.
+    """
+    try:
+        spec = _decode(pod, _Neighbour).spec
+    except UnreadableRequestError:
+        return False
+    ports = [port for each in (*(spec.init_containers or ()), *(spec.containers or ())) for port in each.ports or ()]
+    affinity = spec.affinity or {}
+    volumes = (kind for volume in spec.volumes or () for kind in volume if kind != "name")
+    return not (
+        any(port.get("hostPort") for port in ports)
+        or affinity.get("podAffinity")
+        or affinity.get("podAntiAffinity")
+        or spec.topology_spread_constraints
+        or spec.resource_claims
+        or not _UNLIMITED_VOLUMES.issuperset(volumes)
+    )
 
 
 def with_identity(pod: Raw) -> bytes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import re
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -220,11 +220,11 @@ _PORT = number(0, 65535)
 
 
 def _address(text: str) -> Address:
-    match = re.fullmatch(r"(?:\[([^]]+)]|([^:]*)):([0-9]{1,5})", text, re.ASCII)
+    match = re.fullmatch(r"(?:\[([^]%]+)]|([^:]*)):([0-9]{1,5})", text, re.ASCII)
     if match:
-        with contextlib.suppress(ValueError, OSError):
+        with contextlib.suppress(ValueError):
             if host := match[1] or match[2]:
-                socket.inet_pton(socket.AF_INET6 if match[1] else socket.AF_INET, host)
+                (ipaddress.IPv6Address if match[1] else ipaddress.IPv4Address)(host)
             return Address(host, _PORT.read(match[3]))
     raise ValueError(
         f"{text!r} is not an address to listen on; write it like 0.0.0.0:9445, [::]:9445, or :9445 for all addresses"

@@ -104,8 +104,6 @@ class Knob:
     """Another environment variable that is read, by the convention of Kubernetes manifests; empty: none."""
     in_profile: bool
     """A profile may set it. False for settings that a program needs before it knows its profile."""
-    after: str
-    """The name of the setting that help texts show before it; empty: that declared before it."""
 
     @property
     def name(self) -> str:
@@ -131,10 +129,9 @@ def knob(
     live: bool = False,
     also: str = "",
     in_profile: bool = True,
-    after: str = "",
 ) -> T:
     """Declare a setting as a field of a dataclass; `Knob` describes the arguments."""
-    described = Knob("", default, form, description, live, also, in_profile, after)
+    described = Knob("", default, form, description, live, also, in_profile)
     made: T = field(default=form.read(default), metadata={"knob": described})
     return made
 
@@ -169,26 +166,8 @@ S = TypeVar("S", bound=Settings)
 
 
 def knobs_of(make: type[Settings]) -> tuple[Knob, ...]:
-    """Return every setting in the order of the help texts: the program's own, then those of the classes it inherits.
-
-    Within a class they stand in the order of their declaration, unless one says after which it is to stand.
-    """
-    known = {each.name: replace(each.metadata["knob"], field=each.name) for each in fields(make)}
-    names = {each.name for each in known.values()}
-    following: dict[str, list[Knob]] = {}
-    for part in make.__mro__:
-        before = ""
-        for each in (known[name] for name in getattr(part, "__annotations__", ()) if name in known):
-            if each.after in names:
-                following.setdefault(each.after, []).insert(0, each)
-            else:
-                following.setdefault(before, []).append(each)
-            before = each.name
-
-    def all_after(name: str) -> tuple[Knob, ...]:
-        return tuple(knob for each in following.get(name, ()) for knob in (each, *all_after(each.name)))
-
-    return all_after("")
+    """Return every setting in the order of the help texts: those that a program inherits before its own."""
+    return tuple(replace(each.metadata["knob"], field=each.name) for each in fields(make))
 
 
 @dataclass(frozen=True, slots=True)

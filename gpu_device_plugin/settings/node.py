@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.placing import POLICIES
 from gpu_device_plugin.model.resources import OF_GPUS, Kind, Names, Resource
@@ -29,13 +28,11 @@ from gpu_device_plugin.settings.forms import (
     size,
     some_of,
 )
-from gpu_device_plugin.settings.knobs import Form, Settings, SettingsError, knob, nearest
+from gpu_device_plugin.settings.knobs import Form, Settings, SettingsError, knob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
-
-    from gpu_device_plugin.settings.sources import Sources, Texts
 
 F = TypeVar("F", bound=Settings)
 
@@ -278,20 +275,3 @@ class NodeSettings(ResourceSettings, LogSettings):
     def reaches_api(self, environ: Mapping[str, str]) -> bool:
         """Whether to use the Kubernetes API; `auto` does in a pod."""
         return self.api != "off" and (self.api != "auto" or "KUBERNETES_SERVICE_HOST" in environ)
-
-
-def settings_for(sources: Sources[NodeSettings], texts: Texts, label: str) -> NodeSettings:
-    """Return the settings of a node whose label has this value, empty if it has no label.
-
-    Raises:
-        SettingsError: the label names no profile, or a setting cannot be used.
-    """
-    if not texts.folder or label in {"", DEFAULT_PROFILE}:
-        return sources.read(texts=texts)
-    if label not in texts.profiles:
-        hint = nearest(label, texts.profiles, "correct the label, or add the file")
-        raise SettingsError(
-            f"the node label {CONFIG_LABEL}={label} names no profile: there is no {label}.yaml in {texts.folder}; "
-            f"{hint}"
-        )
-    return sources.read(label, texts)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from gpu_device_plugin import files
-from gpu_device_plugin.model.contract.keys import DEFAULT_PROFILE
+from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.model.contract.variables import COMPUTE_LIMIT, LIMITS, MEMORY_GUARANTEED, MEMORY_LIMIT
 from gpu_device_plugin.settings.knobs import (
     ENVIRONMENT_PREFIX,
@@ -216,6 +216,23 @@ class Sources(Generic[S]):
             if wrong:
                 problems.append(SettingsError(f"{where}: {wrong}"))
             seen.add(name)
+
+
+def settings_for(sources: Sources[S], texts: Texts, label: str) -> S:
+    """Return the settings of a node whose label has this value, empty if it has no label.
+
+    Raises:
+        SettingsError: the label names no profile, or a setting cannot be used.
+    """
+    if not texts.folder or label in {"", DEFAULT_PROFILE}:
+        return sources.read(texts=texts)
+    if label not in texts.profiles:
+        hint = nearest(label, texts.profiles, "correct the label, or add the file")
+        raise SettingsError(
+            f"the node label {CONFIG_LABEL}={label} names no profile: there is no {label}.yaml in {texts.folder}; "
+            f"{hint}"
+        )
+    return sources.read(label, texts)
 
 
 def _text(value: Any, form: Form[Any]) -> str | None:

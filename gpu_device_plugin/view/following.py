@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord, PodReader
-from gpu_device_plugin.cluster.store import Applied, Store, Versioned
+from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader
+from gpu_device_plugin.cluster.store import Store, replacing
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.cluster.claimed_gpus import pools, waits_for_ours, with_claims
 from gpu_device_plugin.core.cluster.held_instances import instance_pod
@@ -19,7 +19,7 @@ from gpu_device_plugin.fleet import Fleet, FleetEntry
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
 from gpu_device_plugin.model.pods import MOST_WRITTEN
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.view.objects import Named, decoded, readable
+from gpu_device_plugin.view.objects import readable
 from gpu_device_plugin.view.poddetails import brief, scheduling_status
 
 if TYPE_CHECKING:
@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.held_instances import InstancePod
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
     from gpu_device_plugin.features.claims.contract import Claim
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
-
-T = TypeVar("T", bound=Versioned)
 
 _NAMES_CLAIMS = b'"resourceClaims"'
 """In the JSON of a pod that names ResourceClaims."""
@@ -51,7 +50,6 @@ class FollowedNode:
     """A node as the API shows it."""
 
     record: NodeRecord
-    labels: Mapping[str, str]
     read_s: float
     """When it was read, seconds since the epoch."""
     report: NodeReport
@@ -113,7 +111,7 @@ class FollowedCluster:
         # A pod whose JSON names none of our resources asks for none, and need not be decoded.
         self._ours = (*(f'"{name}"'.encode() for name in names), _OF_MIG)
         self._pod_reader = PodReader(names, READ_BY_AGENT.__contains__, mig=True)
-        self._node_reader = NodeReader(names, READ_BY_INSPECT.__contains__)
+        self._node_reader = NodeReader(names, READ_BY_INSPECT.__contains__, labels=True)
         self.fleet = Fleet(self.resources, vanished_grace_s=0)
         self._nodes: dict[str, FollowedNode] = {}
         self._waiting: dict[str, FollowedPod] = {}
@@ -131,11 +129,11 @@ class FollowedCluster:
         """Grows with every change of a waiting pod, and of a claim."""
         self._sorted: tuple[int, Sequence[FollowedPod]] = (0, ())
         """The waiting pods as of a version: every reader of a page asks for them."""
-        replace_nodes = _replacing(self._nodes.values, self.put_node, self.remove_node)
-        replace_claims = _replacing(self._claims.values, self.put_claim, self.remove_claim)
-        self.nodes: Store[FollowedNode] = Applied(replace_nodes, self.put_node, self.remove_node)
-        self.pods: Store[FollowedPod] = Applied(self.replace_pods, self.put_pod, self.remove_pod)
-        self.claims: Store[Claim] = Applied(replace_claims, self.put_claim, self.remove_claim)
+        replace_nodes = replacing(self._nodes.values, self.put_node, self.remove_node)
+        replace_claims = replacing(self._claims.values, self.put_claim, self.remove_claim)
+        self.nodes: Store[FollowedNode] = Store(replace_nodes, self.put_node, self.remove_node)
+        self.pods: Store[FollowedPod] = Store(self.replace_pods, self.put_pod, self.remove_pod)
+        self.claims: Store[Claim] = Store(replace_claims, self.put_claim, self.remove_claim)
 
     # --- Objects of the API ------------------------------------------------------------------------------------------
 
@@ -145,11 +143,9 @@ class FollowedCluster:
         Raises:
             UnreadableObjectError: it is none.
         """
-        record = self._node_reader.read(raw)
-        labels = decoded(raw, Named).metadata.labels or {}
-        now_s = self._wall_s()
+        record, now_s = self._node_reader.read(raw), self._wall_s()
         report, problems = node_report(record.annotations, now_s)
-        return FollowedNode(record, labels, now_s, report, problems)
+        return FollowedNode(record, now_s, report, problems)
 
     def read_pod(self, raw: msgspec.Raw) -> FollowedPod | None:
         """Read a pod from its JSON; None for one that asks for no GPU and names no claim by which it could.
@@ -199,7 +195,7 @@ class FollowedCluster:
         node, candidate = self._nodes.get(name), self.fleet.candidates.get(name)
         if node is None or candidate is None or not _shares(candidate):
             return None
-        record, holders = node.record, self._instances_on.get(name, {}).values()
+        holders = self._instances_on.get(name, {}).values()
         report, waited_s = node.report, max(0.0, self._wall_s() - node.read_s)
         view = NodeView(
             candidate=candidate,
@@ -207,15 +203,9 @@ class FollowedCluster:
                 Occupant(entry.uid, entry.usage, entry.priority, entry.deleting, {}, entry.namespace, entry.name)
                 for entry in self.fleet.on_node(name)
             ),
-            address=record.address,
-            ready=record.ready,
-            unschedulable=record.unschedulable,
-            capacity=record.capacity,
-            allocatable=record.allocatable,
+            record=node.record,
             report=report if (age_s := report.use_age_s) is None else replace(report, use_age_s=age_s + waited_s),
             instance_pods=tuple(sorted(holders, key=lambda pod: (pod.namespace, pod.name, pod.uid))),
-            taints=record.taints,
-            labels=node.labels,
         )
         return with_claims(view, self._claims_on.get(name, {}).values())
 
@@ -286,7 +276,7 @@ class FollowedCluster:
         self.fleet.put_node(record.name, gpus)
         (self._serving.add if gpus.claims else self._serving.discard)(record.name)
         # A heartbeat changes nothing.
-        if before is None or (before.record, before.labels) != (record, node.labels):
+        if before is None or before.record != record:
             self._touched.add(record.name)
             self._on_change()
 
@@ -408,18 +398,3 @@ def cluster(
 def _shares(candidate: Candidate) -> bool:
     """Return whether a node shares its GPUs, gives MIG instances to pods, or claims to."""
     return bool(candidate.rooms or candidate.gpus.instances or candidate.gpus.fault)
-
-
-def _replacing(
-    held: Callable[[], Iterable[T]], put: Callable[[T], None], remove: Callable[[T], None]
-) -> Callable[[Sequence[T]], None]:
-    """Return what replaces all objects of a kind, one by one."""
-
-    def replace_all(objects: Sequence[T]) -> None:
-        there = {each.uid for each in objects}
-        for gone in [each for each in held() if each.uid not in there]:
-            remove(gone)
-        for each in objects:
-            put(each)
-
-    return replace_all

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader
-from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
 from gpu_device_plugin.core.cluster.candidate import candidate, gpus_of_node
+from gpu_device_plugin.core.cluster.packing import finished
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.report.text.columns import Layout, Line, Row, table
 from gpu_device_plugin.core.report.text.printing import counted, first, printable
-from gpu_device_plugin.core.value.fair_learning import FEWEST, LITTLE, studied
+from gpu_device_plugin.core.value.fair_learning import FEWEST, LITTLE, studying
 from gpu_device_plugin.core.value.marginal_value import shape_of
 from gpu_device_plugin.core.value.price_learning import HOSTS, Dominance, cells
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, kinds_of
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.other_pods import OtherPod
     from gpu_device_plugin.core.value.fair_learning import Study
-    from gpu_device_plugin.core.value.node_types import GpuKind, NodeType
     from gpu_device_plugin.core.value.price_learning import Tables
+    from gpu_device_plugin.core.value.workload_mix import GpuKind, NodeType
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
 
@@ -43,62 +42,35 @@ _MOST_SIZES = 20
 """The most frequent sizes of one GPU that are shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
-    """One size of pods on one model of GPU."""
+def price_document(study: Study, nodes: Mapping[NodeType, int]) -> dict[str, Any]:
+    """Return what a study found, for programs, on nodes of which there are so many of each shape.
 
-    shares: int
-    """Those that a pod takes of the GPU."""
-    comes: float
-    """The part of all pods with GPUs that have this size; whole GPUs count by their number."""
-    price: float
-    """As a part of the GPU."""
-    strands: int
-    """Shares that stay free beside such a pod, whatever the pods of the other sizes do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Priced:
-    """A model of GPU with its prices."""
-
-    model: str
-    shares: int
-    number: int
-    """Of such GPUs."""
-    wanted: float
-    """What a share of it is worth, where the mean is 1: more pods may have it."""
-    pods: tuple[Price, ...]
-    """The most frequent ones, the smallest first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """All that is learned."""
-
-    study: Study
-    gpus: tuple[Priced, ...]
-    """By model and size."""
-    of_several: float
-    """The part of the demand for GPUs that is for several at once."""
-
-    @property
-    def in_force(self) -> bool:
-        """Whether the policy `fit` goes by it; it is `binpack` otherwise."""
-        return self.study.pods >= FEWEST and self.study.usable is not None
-
-
-def lesson(study: Study, nodes: Mapping[NodeType, int]) -> Lesson:
-    """Return what a study found, on nodes of which there are so many of each shape."""
+    A price is a part of the GPU; `comes` is the part of all pods with GPUs that have this size, where whole GPUs count
+    by their number; and `strands` are shares that stay free beside such a pod, whatever the pods of the other sizes do.
+    What a share of a GPU is worth is `wanted`, where the mean is 1: more pods may have it. Where the prices are not
+    `inForce`, the policy `fit` is `binpack`.
+    """
     tables, mix = study.tables, study.mix
     demand = {kind: part * kind.gpus * (kind.shares or tables.unit) for kind, part in mix.items()}
     several = sum(amount for kind, amount in demand.items() if kind.gpus > 1)
     total = sum(demand.values())
     by_model = sorted(tables.packed, key=lambda gpu: (gpu.model, gpu.size, gpu.instance))
-    priced = tuple(_priced(gpu, mix, nodes, tables) for gpu in by_model)
-    return Lesson(study, priced, several / total if total else 0.0)
+    return {
+        "version": 1,
+        "pods": study.pods,
+        "kinds": len(mix),
+        "learned": study.pods >= FEWEST,
+        "inForce": study.pods >= FEWEST and study.usable is not None,
+        "trial": {"fit": round(study.trial.fit, 4), "binpack": round(study.trial.binpack, 4)},
+        "distrusted": list(study.distrusted),
+        "cpuMilliPerShare": round(tables.cpu_per_share, 3),
+        "memoryMiBPerShare": round(tables.memory_per_share, 3),
+        "ofSeveralGpus": round(several / total, 4) if total else 0.0,
+        "gpus": [_priced(gpu, mix, nodes, tables) for gpu in by_model],
+    }
 
 
-def _priced(gpu: GpuKind, mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int], tables: Tables) -> Priced:
+def _priced(gpu: GpuKind, mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int], tables: Tables) -> Any:
     size, model = gpu.size, gpu.model
     comes: dict[int, float] = {}
     for kind, part in mix.items():
@@ -108,22 +80,22 @@ def _priced(gpu: GpuKind, mix: Mapping[PodKind, float], nodes: Mapping[NodeType,
     everything = sum(part * kind.gpus for kind, part in mix.items())
     reached = _sums(comes, size)
     often = sorted(sorted(comes, key=lambda taken: (-comes[taken], taken))[:_MOST_SIZES])
-    prices = tuple(
-        Price(
-            taken,
-            round(comes[taken] / everything, 4),
-            1.0
+    prices = [
+        {
+            "shares": taken,
+            "comes": round(comes[taken] / everything, 4),
+            "price": 1.0
             if taken == size
             else round(tables.prices[size, gpu.instance].get(-(-taken * cells(size) // size), 0.0), 4),
             # What the best filling by shares alone leaves free is stranded.
-            size - taken - ((reached & ((2 << (size - taken)) - 1)).bit_length() - 1),
-        )
+            "strands": size - taken - ((reached & ((2 << (size - taken)) - 1)).bit_length() - 1),
+        }
         for taken in often
-    )
+    ]
     having = {node_type: number * node_type.gpus.count(gpu) for node_type, number in nodes.items()}
     number = sum(having.values())
     wanted = sum(tables.wanted[node_type] * there for node_type, there in having.items()) / number
-    return Priced(model, size, number, round(wanted, 4), prices)
+    return {"model": model, "shares": size, "number": number, "wanted": round(wanted, 4), "pods": prices}
 
 
 def _sums(sizes: Iterable[int], most: int) -> int:
@@ -139,58 +111,57 @@ def _sums(sizes: Iterable[int], most: int) -> int:
     return reached
 
 
-def price_lines(found: Lesson, width: int) -> list[Line]:
-    """Return the lesson as a table, and sentences below it, for a terminal of `width` columns."""
-    if (pods := found.study.pods) < FEWEST:
+def price_lines(document: Mapping[str, Any], study: Study, width: int) -> list[Line]:
+    """Return prices as a table, and sentences on their study below it, for a terminal of `width` columns."""
+    if (pods := study.pods) < FEWEST:
         verb = "teaches" if pods == 1 else "teach"
         few = f"{counted(pods, 'pod')} {verb} too little: until {FEWEST} have come, the policy fit is binpack."
         return [Line(few)]
     rows = [
         Row(
             (
-                f"{gpu.model or 'a GPU'} x {gpu.number}" if not at else "",
-                str(gpu.shares) if not at else "",
-                f"{gpu.wanted:.2f}" if not at else "",
-                "whole" if price.shares == gpu.shares else str(price.shares),
-                f"{100 * price.comes:.1f}",
-                f"{price.price:.2f}",
-                str(price.strands) if price.strands else "",
+                f"{gpu['model'] or 'a GPU'} x {gpu['number']}" if not at else "",
+                str(gpu["shares"]) if not at else "",
+                f"{gpu['wanted']:.2f}" if not at else "",
+                "whole" if price["shares"] == gpu["shares"] else str(price["shares"]),
+                f"{100 * price['comes']:.1f}",
+                f"{price['price']:.2f}",
+                str(price["strands"]) if price["strands"] else "",
             )
         )
-        for gpu in found.gpus
-        for at, price in enumerate(gpu.pods)
+        for gpu in document["gpus"]
+        for at, price in enumerate(gpu["pods"])
     ]
     layout = Layout(
         ("GPU", "SHARES", "WANTED", "POD", "COMES(%)", "PRICE", "STRANDS"),
         frozenset({"SHARES", "WANTED", "POD", "COMES(%)", "PRICE", "STRANDS"}),
         {"GPU": 12},
     )
-    return [*table(layout, rows, width), Line(""), *map(Line, _sentences(found))]
+    return [*table(layout, rows, width), Line(""), *map(Line, _sentences(document, study))]
 
 
-def _sentences(found: Lesson) -> list[str]:
-    study = found.study
+def _sentences(document: Mapping[str, Any], study: Study) -> list[str]:
     dearest = [
-        (price.price - price.shares / gpu.shares, gpu, price)
-        for gpu in found.gpus
-        for price in gpu.pods
-        if price.strands
+        (price["price"] - price["shares"] / gpu["shares"], gpu, price)
+        for gpu in document["gpus"]
+        for price in gpu["pods"]
+        if price["strands"]
     ]
     told = []
     if dearest:
-        _, gpu, price = max(dearest, key=lambda each: (each[0], -each[2].shares))
+        _, gpu, price = max(dearest, key=lambda each: (each[0], -each[2]["shares"]))
         told.append(
-            f"A pod of {price.shares} of the {gpu.shares} shares of {printable(gpu.model) or 'a GPU'} strands "
-            f"{price.strands}, and is priced as {price.price:.2f} of the GPU."
+            f"A pod of {price['shares']} of the {gpu['shares']} shares of {printable(gpu['model']) or 'a GPU'} strands "
+            f"{price['strands']}, and is priced as {price['price']:.2f} of the GPU."
         )
     told.append(
         f"{counted(study.pods, 'pod')} of {counted(len(study.mix), 'kind')} came. Beside each share they ask for "
         f"{study.tables.cpu_per_share / 1000:.2f} CPUs and {study.tables.memory_per_share / 1024:.2f} GiB of memory."
     )
-    if found.of_several:
+    if of_several := document["ofSeveralGpus"]:
         told.append(
-            f"{found.of_several:.0%} of the demand is for several GPUs at once: an unused GPU is kept for them with up "
-            f"to {HOSTS * found.of_several:.2f} of its worth."
+            f"{of_several:.0%} of the demand is for several GPUs at once: an unused GPU is kept for them with up "
+            f"to {HOSTS * of_several:.2f} of its worth."
         )
     trial = study.trial
     told.append(
@@ -210,27 +181,10 @@ def _sentences(found: Lesson) -> list[str]:
     return [*told, DISCLAIMER]
 
 
-def price_document(found: Lesson) -> dict[str, Any]:
-    """Return the lesson for programs."""
-    return {
-        "version": 1,
-        "pods": found.study.pods,
-        "kinds": len(found.study.mix),
-        "learned": found.study.pods >= FEWEST,
-        "inForce": found.in_force,
-        "trial": {"fit": round(found.study.trial.fit, 4), "binpack": round(found.study.trial.binpack, 4)},
-        "distrusted": list(found.study.distrusted),
-        "cpuMilliPerShare": round(found.study.tables.cpu_per_share, 3),
-        "memoryMiBPerShare": round(found.study.tables.memory_per_share, 3),
-        "ofSeveralGpus": round(found.of_several, 4),
-        "gpus": [asdict(gpu) for gpu in found.gpus],
-    }
-
-
 def lesson_of(
     raw_nodes: Iterable[msgspec.Raw], raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]
-) -> Lesson:
-    """Return the lesson of a cluster; an object that cannot be read teaches nothing."""
+) -> tuple[dict[str, Any], Study]:
+    """Return the prices of a cluster, and their study; an object that cannot be read teaches nothing."""
     names = {resource.kind: resource.name for resource in resources}
     node_reader = NodeReader(names.values(), READ_ON_NODES.__contains__)
     nodes: dict[str, Candidate] = {}
@@ -249,7 +203,8 @@ def lesson_of(
         for kind in kinds:
             held[namespace] = held.get(namespace, 0.0) + measure.kind(kind)
     mix.hold(held, 0.0)
-    return lesson(studied(mix, counts), counts)
+    study = finished(studying(mix, counts))
+    return price_document(study, counts), study
 
 
 def _came(
@@ -257,11 +212,10 @@ def _came(
 ) -> Iterable[tuple[float, str, Sequence[PodKind]]]:
     """Yield when each bound pod was created, its namespace and its kinds: it has GPUs, or is on a node with some."""
     reader = PodReader([resource.name for resource in resources], READ_ON_PODS.__contains__, sums=True)
-    others = OtherPodReader()
 
     def read(raw: msgspec.Raw) -> tuple[Pod, OtherPod | None]:
         pod, _ = reader.read(raw)
-        return pod, None if pod.containers else others.read(raw)
+        return pod, None if pod.containers else reader.read_other(raw)
 
     for pod, other in readable(raw_pods, read):
         if other is not None:

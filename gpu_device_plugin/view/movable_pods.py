@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.decoding import NodeReader, ObjectKind, ObjectMeta, PodReader
+from gpu_device_plugin.cluster.objects.decoding import ObjectKind, ObjectMeta, PodReader
 from gpu_device_plugin.core.capacity.movable import Evictability, Resident, Residents, Site, Stays
 from gpu_device_plugin.core.capacity.terms import MOST_TERMS, NOWHERE, Requirement
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
 from gpu_device_plugin.core.contract.moves import read_held
-from gpu_device_plugin.model.contract.keys import HELD_ROOM, READ_BY_AGENT
+from gpu_device_plugin.model.contract.keys import READ_BY_AGENT
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.view.objects import ApiObject, Named, decoded, readable
 from gpu_device_plugin.view.poddetails import PodObject
@@ -23,7 +23,6 @@ from gpu_device_plugin.view.poddetails import PodObject
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Amounts, Resource
@@ -79,7 +78,7 @@ class Arrangement:
 
 
 class ArrangementReader:
-    """Reads nodes and pods, all at once or page by page, and keeps of each only what decides about moves.
+    """Reads pods, all at once or page by page, and keeps of each only what decides about moves.
 
     Unreadable objects are left out.
     """
@@ -87,17 +86,11 @@ class ArrangementReader:
     def __init__(self, raw_budgets: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> None:
         self._resources = tuple(resources)
         self._budgets = list(readable(raw_budgets, partial(decoded, kind=_Budget)))
-        self._node_reader = NodeReader((), {HELD_ROOM}.__contains__)
         names = [each.name for each in resources]
         self._pod_reader = PodReader(names, READ_BY_AGENT.__contains__, sums=True, every=True, owners=True)
-        self._records: dict[str, NodeRecord] = {}
         self._amounts: dict[str, list[Amounts]] = defaultdict(list)
         self._known: dict[str, tuple[Pod, Evictability]] = {}
         self._waiting: list[Pod] = []
-
-    def read_nodes(self, raw_nodes: Iterable[msgspec.Raw]) -> None:
-        """Read nodes."""
-        self._records.update((node.name, node) for node in readable(raw_nodes, self._node_reader.read))
 
     def read_pods(self, raw_pods: Iterable[msgspec.Raw]) -> None:
         """Read pods."""
@@ -122,23 +115,24 @@ class ArrangementReader:
         """
         allowed = {budget.name: budget.status.disruptions_allowed for budget in self._budgets}
         open_ = [view for view in views if view.takes_pods and not view.candidate.gpus.problem]
-        residents, names = Residents(open_, self._resources, allowed), {view.name for view in open_}
+        residents, names = (
+            Residents([view.record for view in open_], self._resources, allowed),
+            {view.name for view in open_},
+        )
         sites = []
         for view in views:
-            if (record := self._records.get(view.name)) is None:
-                continue
             there = [
                 residents.of(*self._known[pod.uid], pod)
                 if pod.uid in self._known and not pod.claims
                 else Resident(pod, stays=Stays.CLAIMS)
                 for pod in view.pods
             ]
-            for room in read_held(record.annotations):
+            for room in read_held(view.record.annotations):
                 if room.until_s > now_s:
                     held = Occupant(f"held/{room.uid}", Usage(room.shares), namespace=room.namespace, name="held room")
                     there.append(Resident(held, stays=Stays.HELD))
             usages, amounts = [pod.pod.usage for pod in there], self._amounts[view.name]
-            node = candidate(view.name, view.candidate.gpus, usages, record.cpu_and_memory, amounts)
+            node = candidate(view.name, view.candidate.gpus, usages, view.record.cpu_and_memory, amounts)
             sites.append(Site(node, tuple(there), view.name in names))
         oldest = sorted(self._waiting, key=lambda pod: (pod.created, pod.uid))
         waiting = [residents.of(*self._known[pod.uid]) for pod in oldest]

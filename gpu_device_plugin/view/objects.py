@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from gpu_device_plugin.cluster.objects import decoding
-from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, Page, PodReader, UnreadableObjectError
+from gpu_device_plugin.cluster.objects.decoding import ObjectMeta, PodReader, UnreadableObjectError
 from gpu_device_plugin.cluster.objects.requests import Resources  # noqa: TC001 - msgspec reads it
 from gpu_device_plugin.core.cluster.agentpods import AgentPod
 from gpu_device_plugin.core.cluster.held_instances import instance_pod
@@ -124,7 +124,7 @@ def decoded(raw: bytes | msgspec.Raw, kind: type[T]) -> T:
     Raises:
         UnreadableObjectError: `raw` is no such object.
     """
-    noun = "list" if kind is Page else kind.__name__.strip("_").removesuffix("Object").lower()
+    noun = kind.__name__.strip("_").removesuffix("Object").lower()
     return decoding.decoded(msgspec.json.Decoder(kind), raw, noun)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.cluster.client.errors import ApiError
+from gpu_device_plugin.cluster.objects.decoding import ObjectKind, UnreadableObjectError
 from gpu_device_plugin.core.cluster.claimed_gpus import ask_of_claims, for_claims
 from gpu_device_plugin.core.cluster.held_instances import asked_instances
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
@@ -14,14 +17,20 @@ from gpu_device_plugin.core.report.why.explanations import Kept, NodeAnswer, ans
 from gpu_device_plugin.core.report.why.pod_causes import asked_by_claims, by_claim_instead, causes, claim_causes
 from gpu_device_plugin.core.report.why.pod_use import refusals
 from gpu_device_plugin.core.report.why.resource_requests import asked_by_profile, instance_facts
-from gpu_device_plugin.core.report.why.slowness import everyone, slowness
+from gpu_device_plugin.core.report.why.slowness import everyone, gpus_of, slowness
+from gpu_device_plugin.features.history.contract import gpu_path, namespace_path
+from gpu_device_plugin.model.contract.keys import GPU_POLICY
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import SettingsError
 from gpu_device_plugin.settings.sources import Sources, Text, Texts
+from gpu_device_plugin.view.objects import ConfigMap, decoded, escaped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+    import msgspec
+
+    from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.report.finding import Finding
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
@@ -30,13 +39,12 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.history.contract import NodeHistory
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.view.objects import ConfigMap
 
 CONFIGURATION = "gpushare-extender"
 """The ConfigMap of the extender in our manifests; they may be applied in any namespace."""
 _FILE = "default.yaml"
-_SAME: Mapping[str, str] = {"memory-full": "squeezed"}
-"""What histories tell by another name, which stays, as it has the newer figures."""
+_EVENTS, _CONFIGMAPS = ObjectKind("events"), ObjectKind("configmaps")
+_MOST_EVENTS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +61,17 @@ def assumed(why: str = "") -> Policy:
     return Policy(ExtenderSettings().gpu_policy, why)
 
 
-def policy_in(found: Sequence[ConfigMap]) -> Policy:
-    """Return the policy that the ConfigMap among `found`, those named `CONFIGURATION`, sets.
+async def policy_of(client: Client) -> Policy:
+    """Return the policy that the extender's ConfigMap sets; the built-in one if that cannot be read.
 
     Flags and environment variables of the extender, which take precedence, are not visible here.
     """
+    found: list[ConfigMap] = []
+    try:
+        async for page in client.pages(_CONFIGMAPS, fields=f"metadata.name={CONFIGURATION}"):
+            found += [decoded(raw, ConfigMap) for raw in page.items or ()]
+    except (ApiError, UnreadableObjectError) as error:
+        return assumed(f"the ConfigMap {CONFIGURATION} cannot be read ({error})")
     if len(found) != 1:
         places = ", ".join(sorted(one.metadata.namespace for one in found)) or "no namespace"
         return assumed(f"there is a ConfigMap {CONFIGURATION} in {places}, instead of in one namespace")
@@ -88,14 +102,14 @@ def why(
     nodes: Sequence[NodeView] | None,
     *,
     most: int,
-    policy: Callable[[], Policy] = assumed,
+    policy: Policy | None = None,
     claims: Iterable[Claim] | None = None,
 ) -> Why:
     """Return why a pod waits, or where it is.
 
     `nodes` are all that share GPUs; None: they could not be read. `claims` are the ResourceClaims of its
     namespace, and maybe others; None: they could not be read. Of `most` nodes more is told; see `answers`. `policy`
-    reads the extender's policy, and is called only where neither the pod nor every node names one.
+    is the extender's, where neither the pod nor every node names one.
     """
     by_name = None if nodes is None else {node.name: node for node in nodes}
 
@@ -125,9 +139,7 @@ def why(
     if nodes is None:
         return Why(asks, tuple(facts))
     facts += by_claim_instead(demand, nodes)
-    # Nodes of our own agent publish their policy, and the pod may name one.
-    silent = not demand.wishes.gpu_policy and any(node.candidate.gpus.policy is None for node in nodes)
-    chosen = policy() if silent else assumed()
+    chosen = policy or assumed()
     if chosen.assumed:
         text = "Nodes that publish no policy are assumed to have the policy {policy}: {why}."
         facts.append(note("policy-assumed", text, policy=chosen.name, why=chosen.assumed))
@@ -135,19 +147,59 @@ def why(
     return Why(asks, tuple(facts), tuple(answers(asked_of, chosen.name, most)))
 
 
-def with_slowness(said: Why, pod: Pod, histories: Iterable[NodeHistory] | None, may_see: MaySee = everyone) -> Why:
-    """Return what is said of a pod, and why it is slow.
-
-    `histories` are those of the GPUs that it is on, with all containers on them; None: they were not read, see
-    `on_gpus`. Of them it names the pods in namespaces that the reader `may_see`.
-    """
-    told = {fact.code for fact in said.facts}
-    slow = () if histories is None else slowness(histories, pod.namespace, pod.name, time.time(), may_see)
-    return replace(said, facts=(*said.facts, *(each for each in slow if _SAME.get(each.code) not in told)))
-
-
 def on_gpus(pod: Pod, status: SchedulingStatus, resources: Sequence[Resource]) -> bool:
     """Return whether a pod runs and has asked for GPUs, so that its node's agent may know whether it is slow."""
     asked = ask(pod, resources)
     gpus = bool(status.claims or asked_instances(pod)) or (isinstance(asked, Ask) and bool(asked.parts))
     return gpus and pod.phase == "Running"
+
+
+async def histories_of(pod: Pod, read: Callable[[str], Awaitable[NodeHistory]]) -> list[NodeHistory]:
+    """Return the history of each GPU that a pod is or was on, with all containers on it, as its node's agent has it."""
+    positions = gpus_of(await read(namespace_path(pod.namespace)), pod.namespace, pod.name)
+    return [await read(gpu_path(position)) for position in positions]
+
+
+async def events_of(client: Client, namespace: str, uid: str) -> Sequence[msgspec.Raw]:
+    """Return the Events about a pod. Raises ApiError."""
+    fields = f"involvedObject.uid={escaped(uid)}"
+    async for page in client.pages(_EVENTS, namespace=namespace, fields=fields, limit=_MOST_EVENTS):
+        return page.items or ()
+    return ()
+
+
+async def explained(
+    client: Client,
+    pod: Pod,
+    status: SchedulingStatus,
+    resources: Sequence[Resource],
+    nodes: Sequence[NodeView] | None,
+    *,
+    most: int,
+    claims: Iterable[Claim] | None,
+    histories: Iterable[NodeHistory] | None,
+    may_see: MaySee = everyone,
+    shown: Callable[[NodeView], NodeView] = lambda node: node,
+) -> tuple[list[str], Sequence[NodeAnswer]]:
+    """Return why a pod waits, runs where it does or is slow, in sentences, and the answer of each node; see `why`.
+
+    `histories` are those of the GPUs that it is on, with all containers on them; None: they were not read, see
+    `on_gpus`. Nodes are told of as they are `shown`, and other pods by name in namespaces that the reader `may_see`.
+    This is done beside the event loop: thousands of nodes take tens of milliseconds.
+    """
+    # The pod may name a policy, and nodes of our own agent publish theirs.
+    named = bool(pod.node_name) or GPU_POLICY in pod.annotations
+    silent = not named and any(node.candidate.gpus.policy is None for node in nodes or ())
+    policy = await policy_of(client) if silent else None
+
+    def told() -> tuple[list[str], Sequence[NodeAnswer]]:
+        views = None if nodes is None else [*map(shown, nodes)]
+        said = why(pod, status, resources, views, most=most, policy=policy, claims=claims)
+        slow = () if histories is None else slowness(histories, pod.namespace, pod.name, time.time(), may_see)
+        # What histories tell by another name stays, as it has the newer figures.
+        squeezed = any(fact.code == "squeezed" for fact in said.facts)
+        facts = [*said.facts, *(each for each in slow if not (squeezed and each.code == "memory-full"))]
+        waits = [f"{pod.namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
+        return [*waits, *map(str, facts)], said.answers
+
+    return await asyncio.to_thread(told)

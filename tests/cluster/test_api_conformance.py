@@ -41,7 +41,7 @@ from tests.patience import patience
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Sequence
 
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+    from gpu_device_plugin.model.nodes import NodeRecord
     from tests.cluster.conftest import Api
 
 IN_DEFAULT = "/api/v1/namespaces/default/pods"

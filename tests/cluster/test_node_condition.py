@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.cluster.client.errors import ForbiddenError
-from gpu_device_plugin.cluster.writers.own_node import NodeConditionWriter
+from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.node.rules.gpu_health import NodeCondition
 from gpu_device_plugin.testing.builders import node
 from tests.cluster_double.troubles import Answer, Garbage
@@ -32,40 +33,37 @@ def found(server: ApiServer) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def keeping(client: Client, **how: Any) -> AsyncIterator[NodeConditionWriter]:
-    kept = NodeConditionWriter(client, "n", first_retry_s=0.01, **how)
+async def keeping(client: Client, **how: Any) -> AsyncIterator[Observable[NodeCondition | None]]:
+    wanted: Observable[NodeCondition | None] = Observable(None)
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(kept.run())
-        yield kept
+        running = tasks.create_task(OwnNode(client, "n").keep_condition(wanted, first_retry_s=0.01, **how))
+        yield wanted
         running.cancel()
 
 
 async def test_it_is_written_changed_and_removed(server: ApiServer, client: Client, eventually: Any) -> None:
     server.add(node("n"))
-    async with keeping(client) as kept:
-        kept.want(GOOD)
+    async with keeping(client) as wanted:
+        wanted.set(GOOD)
         await eventually(lambda: found(server).get("status") == "True")
         assert found(server)["lastTransitionTime"] == found(server)["lastHeartbeatTime"]
-        kept.want(BAD)
+        wanted.set(BAD)
         await eventually(lambda: found(server).get("status") == "False")
         assert (found(server)["reason"], found(server)["message"]) == (BAD.reason, BAD.message)
-        kept.want(None)
+        wanted.set(None)
         await eventually(lambda: not found(server))
 
 
 async def test_nothing_is_asked_before_it_is_known_what_is_wanted(server: ApiServer, client: Client) -> None:
     server.add(node("n"))
-    async with keeping(client) as kept:
+    async with keeping(client) as wanted:
         await asyncio.sleep(0)
-        assert server.requests == []
-        kept.want(None)
-        kept.want(None)
-        assert kept.wanted.version == 1
+        assert (server.requests, wanted.version) == ([], 0)
 
 
 async def test_without_a_condition_nothing_is_removed(server: ApiServer, client: Client) -> None:
     server.add(node("n"))
-    assert not await NodeConditionWriter(client, "n").put(None)
+    assert not await OwnNode(client, "n").put_condition(None)
     assert server.count("patch", "nodes/status") == 0
 
 
@@ -74,18 +72,18 @@ async def test_the_last_transition_outlives_the_agent(server: ApiServer, client:
     condition = {"type": "GPUHealthy", "status": "True", "lastTransitionTime": OLD, "lastHeartbeatTime": OLD}
     others = server.get("nodes", "n")["status"]["conditions"]
     server.patch("nodes", "n", {"status": {"conditions": [*others, condition]}}, subresource="status")
-    kept = NodeConditionWriter(client, "n")
-    await kept.put(GOOD)
+    own = OwnNode(client, "n")
+    await own.put_condition(GOOD)
     assert found(server)["lastTransitionTime"] == OLD
     assert found(server)["lastHeartbeatTime"] != OLD
-    await kept.put(BAD)
+    await own.put_condition(BAD)
     assert found(server)["lastTransitionTime"] != OLD
 
 
 async def test_its_heart_beats(server: ApiServer, client: Client, eventually: Any) -> None:
     server.add(node("n"))
-    async with keeping(client, heartbeat_s=0.01) as kept:
-        kept.want(GOOD)
+    async with keeping(client, heartbeat_s=0.01) as wanted:
+        wanted.set(GOOD)
         await eventually(lambda: server.count("patch", "nodes/status") > 3)
 
 
@@ -95,8 +93,8 @@ async def test_it_is_written_as_soon_as_that_is_possible(
 ) -> None:
     server.add(node("n"))
     server.fail(trouble, verbs=["get"], times=3)
-    async with keeping(client) as kept:
-        kept.want(GOOD)
+    async with keeping(client) as wanted:
+        wanted.set(GOOD)
         await eventually(lambda: bool(found(server)))
     assert len(caplog.messages) == 1, "the same trouble is told once"
 
@@ -105,10 +103,10 @@ async def test_a_missing_right_is_told_once(server: ApiServer, client: Client, e
     server.add(node("n"))
     server.allowed = frozenset({("get", "nodes")})
     told: list[str] = []
-    async with keeping(client, forbidden=told.append) as kept:
-        kept.want(GOOD)
+    async with keeping(client, forbidden=told.append) as wanted:
+        wanted.set(GOOD)
         await eventually(lambda: server.count("patch", "nodes/status") > 2)
     assert len(told) == 1
     assert told[0].startswith("The node's condition GPUHealthy cannot be written: patch nodes/status n: 403 Forbidden")
     with pytest.raises(ForbiddenError):
-        await NodeConditionWriter(client, "n").put(GOOD)
+        await OwnNode(client, "n").put_condition(GOOD)

@@ -16,8 +16,8 @@ from gpu_device_plugin.cluster.client.api_client import Client, PatchType, Timin
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ConflictError, InvalidError
 from gpu_device_plugin.features.claims.claim_objects import CLAIMS, SLICES, read_slice
-from gpu_device_plugin.features.claims.rules.devices import SliceInputs
-from gpu_device_plugin.features.claims.rules.pool import contents, dropped, plain_contents, writes
+from gpu_device_plugin.features.claims.rules.devices import SliceInputs, devices, plain_devices
+from gpu_device_plugin.features.claims.rules.pool import contents, dropped, writes
 from gpu_device_plugin.model.mig import MigMode
 from tests.claims import mig_node, node
 from tests.cluster.conftest import Api, processes, programs
@@ -47,7 +47,10 @@ def name() -> str:
 def specs(name: str, **facts: Any) -> list[Json]:
     """Return the specs of the slices of a node of this name with three GPUs, one of them out of service."""
     here = node(16, 8, 141, unhealthy={1: "XID 79"}, nvlinks=[(0, 2)])
-    return [dict(spec) for _, spec, _ in writes(name, contents(here, SliceInputs((), "570.86.03", **facts)), ()).put]
+    return [
+        dict(spec)
+        for _, spec, _ in writes(name, contents(devices(here, SliceInputs((), "570.86.03", **facts))), ()).put
+    ]
 
 
 def body(name: str, spec: Json, number: int = 0) -> Json:
@@ -80,7 +83,7 @@ async def test_what_we_publish_comes_back_as_it_was_sent(api: Api, name: str) ->
     ],
 )
 async def test_instances_are_published_within_all_limits(api: Api, name: str, here: Node) -> None:
-    for number, (_, spec, _) in enumerate(writes(name, contents(here, SliceInputs(())), ()).put):
+    for number, (_, spec, _) in enumerate(writes(name, contents(devices(here, SliceInputs(()))), ()).put):
         stored = await api.client.create(SLICES, body(name, dict(spec), number))
         assert not dropped(spec, _spec(stored))
 
@@ -239,6 +242,6 @@ async def test_an_older_server_drops_what_it_does_not_know_without_a_word(older:
 
 
 async def test_an_older_server_keeps_whole_devices(older: Api, name: str) -> None:
-    (content,) = plain_contents(node(16, 8), SliceInputs((), "570.86"))
+    (content,) = contents(plain_devices(node(16, 8), SliceInputs((), "570.86")))
     ((_, spec, _),) = writes(name, [content], ()).put
     assert not dropped(spec, _spec(await older.client.create(SLICES, body(name, dict(spec)))))

@@ -24,8 +24,7 @@ from gpu_device_plugin.kubelet import cgroupfs
 from gpu_device_plugin.node.rules.container_grants import Mount
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import knobs_of
-from gpu_device_plugin.settings.node import settings_for
-from gpu_device_plugin.settings.sources import Sources
+from gpu_device_plugin.settings.sources import Sources, settings_for
 from gpu_device_plugin.settings.web import WebSettings
 from tests.configmap import texts_of
 from tests.deploy.manifests import AGENT, DEPLOY, Json, Name, Objects, by_name, documents, parsed, patched, pod_of

@@ -14,7 +14,7 @@ import yaml
 
 from gpu_device_plugin.features.claims import contract as dra
 from gpu_device_plugin.features.claims.claim_objects import read_claim
-from gpu_device_plugin.features.claims.rules.devices import SliceInputs
+from gpu_device_plugin.features.claims.rules.devices import SliceInputs, devices
 from gpu_device_plugin.features.claims.rules.pool import contents, slice_name
 from gpu_device_plugin.model.gpus import Closeness, Gpu, Inventory, Link, MigInstance
 from gpu_device_plugin.model.limits import Enforcement
@@ -149,7 +149,7 @@ def publish(cluster: Cluster, inventory: Inventory, mig: MigMode, generation: in
     shares = Shares(1024).with_inventory(inventory, mig=mig)
     node = Node(shares, links=shares.links(inventory.links))
     facts = SliceInputs((*UUIDS, *INSTANCES), enforcements=dict.fromkeys(UUIDS[3:], Enforcement.DRIVER))
-    found = contents(node, facts)
+    found = contents(devices(node, facts))
     for each in cluster.get("resourceslices")["items"]:
         cluster.kubectl("delete", "resourceslice", each["metadata"]["name"])
     for number, content in enumerate(found):

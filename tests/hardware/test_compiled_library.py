@@ -14,7 +14,7 @@ from gpu_device_plugin.core.report.findings.node_checks import CHECKS
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.model.telemetry import GpuTelemetry, TelemetryGroup, Throttle
-from gpu_device_plugin.programs.doctor.doctor_program import DoctorDeadlines, DoctorPlace, examined
+from gpu_device_plugin.programs.doctor.doctor_program import DoctorPlace, examined
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +81,7 @@ async def test_a_library_that_cannot_be_loaded_is_told_in_the_loaders_words_with
 async def test_the_doctor_says_the_same(tmp_path: Path) -> None:
     told = text(tmp_path)
     settings = NODE_SETTINGS(device_plugin_dir=tmp_path, pod_resources_socket=tmp_path / "none.sock", api="off")
-    seen = await examined(settings, DoctorPlace(in_container=True, libraries=tmp_path), DoctorDeadlines(answer_s=2), 0)
+    seen = await examined(settings, DoctorPlace(in_container=True, libraries=tmp_path, answer_s=2), 0)
     (finding,) = (each for each in examine(CHECKS, seen) if each.check == "driver")
     assert finding.code == "driver-unusable"
     assert str(finding).startswith(told)

@@ -100,6 +100,7 @@ def test_gpus_are_left_out_with_a_reason() -> None:
         ("GPU-e", 3, ()),
     ]
     assert shares.by_uuid("GPU-c") is None
+    assert (shares.called("GPU-c"), shares.called("GPU-f")) == ("the GPU GPU-c", "GPU 4")
     assert shares.capacity_mib == {"GPU-a": 4096, "GPU-f": 1548}
     assert {gpu.uuid: why for gpu, why in shares.left_out} == {
         "GPU-b": "excluded by the configuration",

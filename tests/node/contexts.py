@@ -6,7 +6,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.features.mps.node import Mps
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
+from gpu_device_plugin.features.use.node import Use
+from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.node.extension import Features
 from gpu_device_plugin.node.node_api import NodeApi
@@ -15,6 +18,7 @@ from gpu_device_plugin.settings.sources import Sources
 from tests.nodes import node
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from gpu_device_plugin.node.feature_context import NodeContext
@@ -41,3 +45,10 @@ def context(proc: Path | None = None, **known: Any) -> NodeContext:
         "proc": proc,
     }
     return cast("NodeContext", SimpleNamespace(**parts | known))
+
+
+def mps(directory: Path, *, clock: Callable[[], float] = boot_time, **known: Any) -> Mps:
+    """Return the feature of a node whose supervisor it meets in this directory, with what is `known` of the node."""
+    there = context(settings=Observable(settings(mps_dir=str(directory))), **known)
+    there.features.add(Use(there))
+    return Mps(there, clock=clock)

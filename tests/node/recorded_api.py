@@ -18,7 +18,7 @@ class RecordedApi(NodeApi):
 
     def __init__(self, *pods: Pod) -> None:
         super().__init__()
-        self.happenings.subscribe(self._told)
+        self.happenings.listeners.append(self._told)
         self.known = {pod.uid: pod for pod in pods}
         self.events: list[tuple[str, str, str, bool]] = []
         """Reason, note, action, and whether it is a warning."""

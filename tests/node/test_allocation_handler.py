@@ -9,7 +9,6 @@ import pytest
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.features.mps.node import Mps
 from gpu_device_plugin.kubelet.servicer import RefusalError
 from gpu_device_plugin.model.contract.promises import Promise
 from gpu_device_plugin.model.resources import Kind
@@ -21,6 +20,7 @@ from gpu_device_plugin.node.rules.matching import Call, ContainerRequest, Match,
 from gpu_device_plugin.node.rules.node_config import NodeConfig
 from tests import names
 from tests.node.cluster_harness import cluster, promise
+from tests.node.contexts import mps
 from tests.node.harness import T4, gpus_of, pod, world
 from tests.nodes import ids, node
 from tests.resources import MEM
@@ -64,7 +64,7 @@ def answering(waiting: Queue, folder: Path) -> AllocationHandler:
         metrics=m.Metrics(),
         config=Observable(NodeConfig(shares=state.node.shares)),
         dev=folder,
-        features=Features(Mps(folder / "no supervisor", state, Observable(()), lambda *_: None)),
+        features=Features(mps(folder / "no supervisor", state=state)),
     )
     return AllocationHandler(cast("NodeContext", there), on_refusal=lambda *_: None, on_grant=lambda: None)
 

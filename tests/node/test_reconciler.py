@@ -7,9 +7,10 @@ import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.model.allocations import Allocation
@@ -18,6 +19,7 @@ from gpu_device_plugin.node.extension import Features
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.reconciler import Reconciler
 from gpu_device_plugin.node.rules.ledger import Ledger, Reading, ReleaseEvidence
+from gpu_device_plugin.settings.node import NodeSettings
 from tests.names import MEM, OURS
 from tests.nodes import ids, node, uuid
 from tests.patience import eventually
@@ -95,7 +97,7 @@ class Desk(m.Metrics):
     resent: int = 0
     processes: dict[str, int] = field(default_factory=dict)
     """What runs on each GPU; the driver tells it when it is asked."""
-    readings: dict[str, Reading] = field(default_factory=dict)
+    readings: Observable[dict[str, Reading]] = field(default_factory=lambda: Observable({}))
     drift: int = 0
     interval_s: float = 0.01
     process_wait_s: float = 0
@@ -106,16 +108,14 @@ class Desk(m.Metrics):
             self.records,
             self,
             Features(),
-            resend=self._resend,
-            readings=lambda: self.readings,
-            read_again=self.read,
-            interval_s=self.interval_s,
-            process_wait_s=self.process_wait_s,
+            cast("Any", self),
+            Observable(NodeSettings(reconcile_interval_s=self.interval_s, process_wait_s=self.process_wait_s)),
+            self._resend,
         )
 
-    async def read(self) -> None:
+    async def read_again(self) -> None:
         """Ask the driver."""
-        self.readings = {uuid: Reading(count, time.monotonic()) for uuid, count in self.processes.items()}
+        self.readings.set({uuid: Reading(count, time.monotonic()) for uuid, count in self.processes.items()})
 
     def count(self, what: m.Count, *labels: str, times: int = 1) -> None:
         assert (what, labels) == (m.LEDGER_DRIFT, ("unknown_to_us",))
@@ -207,7 +207,7 @@ async def test_devices_that_the_kubelet_gave_out_without_us_are_held_counted_and
 
 async def test_processes_on_a_gpu_keep_what_would_be_free_for_a_while() -> None:
     desk = Desk(NodeState(node(8, whole=[0])), processes={uuid(0): 1}, process_wait_s=3600)
-    await desk.read()
+    await desk.read_again()
     async with running(desk):
         await desk.rounds(3)
         assert desk.held == {uuid(0)}
@@ -218,7 +218,7 @@ async def test_processes_on_a_gpu_keep_what_would_be_free_for_a_while() -> None:
 async def test_an_old_reading_lets_nothing_go_and_a_new_one_is_asked_for() -> None:
     """The container was deleted by force: its process began after the last reading, and still runs."""
     desk = Desk(NodeState(node(8, whole=[0])), processes={uuid(0): 0}, process_wait_s=3600)
-    await desk.read()
+    await desk.read_again()
     desk.processes = {uuid(0): 1}
     async with running(desk):
         await desk.rounds(2)

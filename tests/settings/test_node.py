@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +20,11 @@ from gpu_device_plugin.model.telemetry import TelemetryGroup
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import Reload, SettingsError, knobs_of, reload
-from gpu_device_plugin.settings.node import NodeSettings, settings_for
-from gpu_device_plugin.settings.sources import Sources
+from gpu_device_plugin.settings.sources import Sources, settings_for
 from tests.configmap import mount
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.settings.node import NodeSettings
 
 
 def read(flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> NodeSettings:
@@ -241,6 +244,7 @@ def test_names_are_those_that_the_kubelet_accepts(
         ({"http": "localhost:9445"}, None),
         ({"http": "::1:9445"}, None),
         ({"http": "1.2.3:9445"}, None),
+        ({"http": "[fe80::1%eth0]:9445"}, None),
         ({"http": ":65536"}, None),
         ({"api": "ftp://x"}, None),
         ({"api": "http:///x"}, None),
@@ -480,15 +484,15 @@ def test_without_a_directory_the_label_means_nothing(tmp_path: Path) -> None:
 def test_what_an_agent_needs_before_it_knows_its_profile_stands_in_none(tmp_path: Path) -> None:
     apart = [knob.name for knob in knobs_of(NODE_SETTINGS) if not knob.in_profile]
     assert apart == [
-        "cdi_dir",
+        "log_format",
         "device_plugin_dir",
         "pod_resources_socket",
         "node_name",
         "api",
         "http",
-        "mps_dir",
         "memory_dir",
-        "log_format",
+        "mps_dir",
+        "cdi_dir",
     ]
     for name in apart:
         in_folder(tmp_path, default=f"{name}: ''" if name == "http" else "", big=f"policy: spread\n{name}: x")
@@ -583,7 +587,7 @@ def test_what_can_change_at_once_does_and_the_rest_waits() -> None:
     wanted = replace(running, policy="spread", share_size_mib=512, http=Address("", 1), log_level="debug")
     assert reload(running, wanted) == Reload(
         settings=replace(running, policy="spread", log_level="debug"),
-        applied=("policy", "log_level"),
+        applied=("log_level", "policy"),
         waiting=("share_size", "http"),
     )
 

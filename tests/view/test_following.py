@@ -235,7 +235,7 @@ def test_taints_and_labels_of_nodes_are_known(world: World) -> None:
     world.put(body)
     shown = world.followed.view("gpu-1")
     assert shown is not None
-    assert (shown.labels["zone"], [taint.key for taint in shown.taints]) == ("a", ["gpu"])
+    assert (shown.record.labels["zone"], [taint.key for taint in shown.record.taints]) == ("a", ["gpu"])
 
 
 # --- ResourceClaims ---------------------------------------------------------------------------------------------------

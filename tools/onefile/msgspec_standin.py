@@ -195,6 +195,13 @@ def _default(kind: _StructMeta, name: str) -> Any:
     return found.default.copy() if isinstance(found.default, (list, dict, set)) else found.default
 
 
+class Meta:
+    """A bound of a value. The archive reads nothing with bounds: a type with one cannot be decoded here."""
+
+    def __init__(self, **_bounds: float) -> None:
+        pass
+
+
 # --- From JSON to values of a type ------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 import ssl
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import aiohttp
 import msgspec
@@ -14,15 +14,37 @@ from aiohttp.client_exceptions import UnixClientConnectorError
 
 from gpu_device_plugin.cluster.client.config import ClusterConfigError
 from gpu_device_plugin.cluster.client.errors import Call, UnavailableError, error_from
-from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError, WatchEvent
+from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 T = TypeVar("T")
 
 _LONGEST_EVENT = 16 << 20
 """Bytes. etcd stores no object above 1.5 MiB; a longer line of a watch is not an event."""
+
+
+class ListMeta(msgspec.Struct, rename={"resource_version": "resourceVersion", "continue_": "continue"}):
+    """The version and the continue token of a list."""
+
+    resource_version: str = ""
+    continue_: str = ""
+
+
+class Page(msgspec.Struct):
+    """One page of a list; its items are decoded one by one, so that one invalid object does not hide the others."""
+
+    metadata: ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+class WatchEvent(msgspec.Struct):
+    """One line of a watch."""
+
+    type: str
+    """``ADDED``, ``MODIFIED``, ``DELETED``, ``BOOKMARK`` or ``ERROR``."""
+    object: msgspec.Raw
 
 
 class _Outcome(msgspec.Struct):
@@ -56,21 +78,37 @@ def _no_connection(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
-def answered(call: Call, answer: bytes, kind: type[T], what: str) -> T:
-    """Return the answer to a call. Raises UnavailableError if it is not `what`, but that of a proxy."""
-    try:
-        return msgspec.json.decode(answer, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise UnavailableError(call, f"the answer is not {what}") from None
+class ApiAnswer(bytes):
+    """The body of the answer to a call; that of a proxy may be anything."""
+
+    call: Call
+
+    @classmethod
+    def to(cls, call: Call, body: bytes) -> Self:
+        """Return the answer to a call."""
+        answer = cls(body)
+        answer.call = call
+        return answer
+
+    def read(self, reader: Callable[[bytes], T]) -> T:
+        """Return the object in it. Raises UnavailableError for an UnreadableObjectError of `reader`."""
+        with translated(self.call):
+            return reader(self)
+
+    def decoded(self, form: type[T], what: str) -> T:
+        """Return it as `form`. Raises UnavailableError if it is not `what`."""
+        try:
+            return msgspec.json.decode(self, type=form)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise UnavailableError(self.call, f"the answer is not {what}") from None
+
+    def check_success(self) -> None:
+        """Raise UnavailableError unless an API server has done what the call asked for."""
+        if self.decoded(_Outcome, "one of an API server").status != "Success":
+            raise UnavailableError(self.call, "the answer is not one of an API server")
 
 
-def check_success(call: Call, answer: bytes) -> None:
-    """Raise UnavailableError unless an API server has done what a call asked for."""
-    if answered(call, answer, _Outcome, "one of an API server").status != "Success":
-        raise UnavailableError(call, "the answer is not one of an API server")
-
-
-async def read(call: Call, response: aiohttp.ClientResponse, most: int | None) -> bytes | None:
+async def read(call: Call, response: aiohttp.ClientResponse, most: int | None) -> ApiAnswer | None:
     """Return the body of an answer; None, with the rest of it unread, if it has more than `most` bytes."""
     parts: list[bytes] = []
     size = 0
@@ -80,7 +118,7 @@ async def read(call: Call, response: aiohttp.ClientResponse, most: int | None) -
             size += len(part)
             if most is not None and size > most:
                 return None
-    return b"".join(parts)
+    return ApiAnswer.to(call, b"".join(parts))
 
 
 async def events(call: Call, response: aiohttp.ClientResponse) -> AsyncIterator[WatchEvent]:

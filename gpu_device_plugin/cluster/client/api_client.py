@@ -10,7 +10,7 @@ import asyncio
 import math
 import random
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import aiohttp
 import msgspec
 
-from gpu_device_plugin.cluster.client.answers import answered, check_success, events, read, translated
+from gpu_device_plugin.cluster.client.answers import ApiAnswer, Page, events, read, translated
 from gpu_device_plugin.cluster.client.config import ClusterConfigError, Credentials
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, UnauthorizedError, UnavailableError, error_from
-from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, Page, version_number
+from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, version_number
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
     from types import TracebackType
 
+    from gpu_device_plugin.cluster.client.answers import WatchEvent
     from gpu_device_plugin.cluster.client.config import ClusterConfig
-    from gpu_device_plugin.cluster.objects.decoding import WatchEvent
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ class Client:
                 raise
             # A cancellation during the close must not hide `error`, which propagates.
 
-    async def get(self, kind: ObjectKind, name: str, *, namespace: str = "", timeout_s: float = math.inf) -> bytes:
+    async def get(self, kind: ObjectKind, name: str, *, namespace: str = "", timeout_s: float = math.inf) -> ApiAnswer:
         """Return the current state of one object. `timeout_s`, here and below, can shorten the timeouts of `Timing`."""
         return await self._call("get", kind, name, namespace=namespace, timeout_s=timeout_s)
 
@@ -160,9 +160,9 @@ class Client:
         call = Call("get", "/version")
         async with self._answer(call, "GET", "/version", timeout=self._limit()) as response:
             with translated(call):
-                answer = await response.read()
+                answer = ApiAnswer.to(call, await response.read())
             date = response.headers.get("Date", "")
-        version = answered(call, answer, _Version, "a version").git_version
+        version = answer.decoded(_Version, "a version").git_version
         try:
             return Server(version, parsedate_to_datetime(date).timestamp())
         except ValueError:
@@ -176,7 +176,7 @@ class Client:
     async def review(self, kind: ObjectKind, name: str, spec: Mapping[str, Any], form: type[T]) -> T:
         """Return what the API server says of a `spec` in a review such as a TokenReview."""
         answer = await self.create(kind, {"apiVersion": f"{kind.group}/v1", "kind": name, "spec": spec})
-        return answered(Call("create", kind.plural, kind.group), answer, form, "a review")
+        return answer.decoded(form, "a review")
 
     async def newest(self, kind: ObjectKind) -> int:
         """Return the newest resource version of `kind` in the cluster.
@@ -184,8 +184,7 @@ class Client:
         It is the version of a list of at most one object, which the server reads consistently from etcd.
         """
         answer = await self._call("list", kind, params={"limit": "1"})
-        page = answered(Call("list", kind.plural, kind.group), answer, Page, "a list of objects")
-        return version_number(page.metadata.resource_version)
+        return version_number(answer.decoded(Page, "a list of objects").metadata.resource_version)
 
     async def pages(
         self,
@@ -224,11 +223,19 @@ class Client:
             if answer is None:
                 limit = max(1, limit // 4)
                 continue
-            page = answered(call, answer, Page, "a list of objects")
+            page = answer.decoded(Page, "a list of objects")
             yield page
             if not page.metadata.continue_:
                 return
             wanted = {"continue": page.metadata.continue_}
+
+    async def objects(self, kind: ObjectKind, reader: Callable[[msgspec.Raw], T], **selected: str) -> AsyncIterator[T]:
+        """List objects as `reader` reads them, selected as in `pages`. Raises as that does and `ApiAnswer.read`."""
+        async for page in self.pages(kind, **selected):  # type: ignore[arg-type]
+            with translated(Call("list", kind.plural, kind.group, selected.get("namespace", ""))):
+                found = [reader(raw) for raw in page.items or ()]
+            for each in found:
+                yield each
 
     @asynccontextmanager
     async def watch(
@@ -282,7 +289,7 @@ class Client:
         subresource: str = "",
         timeout_s: float = math.inf,
         dry_run: bool = False,
-    ) -> bytes:
+    ) -> ApiAnswer:
         """Create an object or, with a name and a subresource (``binding``), have the server act on an object.
 
         With `dry_run` the server does all but store it.
@@ -292,7 +299,7 @@ class Client:
         target = {"namespace": namespace, "subresource": subresource}
         answer = await self._call("create", kind, name, **target, timeout_s=timeout_s, body=body, params=params)
         if subresource:
-            check_success(Call("create", f"{kind.plural}/{subresource}", kind.group, namespace, name), answer)
+            answer.check_success()
         return answer
 
     async def delete(self, kind: ObjectKind, name: str, *, namespace: str = "", uid: str = "") -> None:
@@ -302,7 +309,7 @@ class Client:
 
     async def replace(
         self, kind: ObjectKind, name: str, body: Mapping[str, Any], *, namespace: str = "", timeout_s: float = math.inf
-    ) -> bytes:
+    ) -> ApiAnswer:
         """Replace an object by `body`, and return the new object.
 
         ConflictError: there is a newer version than the ``metadata.resourceVersion`` inside `body`.
@@ -319,7 +326,7 @@ class Client:
         subresource: str = "",
         how: PatchType = PatchType.MERGE,
         timeout_s: float = math.inf,
-    ) -> bytes:
+    ) -> ApiAnswer:
         """Change an object and return it.
 
         A ``metadata.resourceVersion`` inside `body` makes it compare-and-swap: ConflictError if there is a newer one.
@@ -340,13 +347,13 @@ class Client:
         subresource: str = "",
         timeout_s: float = math.inf,
         **rest: Any,
-    ) -> bytes:
+    ) -> ApiAnswer:
         resource = f"{kind.plural}/{subresource}" if subresource else kind.plural
         call = Call(verb, resource, kind.group, namespace, name)
         path = kind.path(namespace=namespace, name=name, subresource=subresource)
         async with self._answer(call, _METHODS[verb], path, timeout=self._limit(timeout_s), **rest) as response:
             with translated(call):
-                return await response.read()
+                return ApiAnswer.to(call, await response.read())
 
     def _limit(self, seconds: float = math.inf) -> aiohttp.ClientTimeout:
         return aiohttp.ClientTimeout(total=min(seconds, self.timing.request_s), sock_connect=self.timing.connect_s)
@@ -360,6 +367,8 @@ class Client:
             # A pod that the proxy does not reach says nothing about the server, and a 403 nothing about its absence.
             if isinstance(error, UnavailableError) and call.resource != "pods/proxy" and error.status != 403:
                 self._unavailable_at = time.monotonic()
+            if isinstance(error.__cause__, (aiohttp.ClientSSLError, ClusterConfigError)):
+                self._credentials.forget_tls()
             self.on_error(error)
             raise
 
@@ -380,7 +389,7 @@ class Client:
             raise RuntimeError(f"the client of {self._config.url} is used outside its `async with`")
         data = None if body is None else msgspec.json.encode(body)
         while True:
-            with self._tls_forgotten_on_failure(), translated(call):
+            with translated(call):
                 async with asyncio.timeout(self.timing.request_s):
                     response = await self._session.request(
                         method,
@@ -417,16 +426,6 @@ class Client:
             why = error.strerror if isinstance(error, OSError) else "it does not contain a token"
             raise UnauthorizedError(call, f"the token file cannot be read: {why}") from None
         return headers | ({"Authorization": f"Bearer {token}"} if token else {})
-
-    @contextmanager
-    def _tls_forgotten_on_failure(self) -> Iterator[None]:
-        """Make the next call reload the certificates: an authority is rotated by replacing its file."""
-        try:
-            yield
-        except UnavailableError as error:
-            if isinstance(error.__cause__, (aiohttp.ClientSSLError, ClusterConfigError)):
-                self._credentials.forget_tls()
-            raise
 
 
 def _selectors(fields: str, labels: str) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-import os
 import ssl
 import tempfile
 import time
@@ -94,16 +93,14 @@ def in_cluster(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Cl
 def config_for(api: str, environ: Mapping[str, str]) -> ClusterConfig:
     """Return the configuration for the API server that the setting `api` names.
 
-    It is ``auto`` or ``in-cluster`` for the service account of our pod, a URL, or the path of a kubeconfig; several are
-    separated by colons, as in KUBECONFIG. Raises ClusterConfigError.
+    It is ``auto`` or ``in-cluster`` for the service account of our pod, a URL, or the path of a kubeconfig.
+    Raises ClusterConfigError.
     """
     if api in {"auto", "in-cluster"}:
         return in_cluster(environ)
     if api.startswith(("http://", "https://")):
         return ClusterConfig(url=api.rstrip("/"))
-    paths = [Path(each) for each in api.split(os.pathsep) if each]
-    # kubectl passes over files of KUBECONFIG that are not there.
-    return from_kubeconfig(*(len(paths) > 1 and [path for path in paths if path.exists()]) or [Path(api)])
+    return from_kubeconfig(Path(api))
 
 
 def config_if_any(api: str, environ: Mapping[str, str]) -> ClusterConfig | None:
@@ -127,19 +124,16 @@ _NOT_SUPPORTED = {
 }
 
 
-def from_kubeconfig(*paths: Path) -> ClusterConfig:
-    """Use the current context of kubeconfigs, with a token or a client certificate; of equal names the first counts.
+def from_kubeconfig(path: Path) -> ClusterConfig:
+    """Use the current context of a kubeconfig, with a token or a client certificate; of equal names the first counts.
 
     Login plugins are not run: a long-running program needs permanent credentials, such as those of a service account.
     Raises ClusterConfigError.
     """
-    file = _Kubeconfig({path: _parsed(path) for path in paths})
-    path = file.name
-    chosen = file.entry("contexts", "context", file.current_context)
-    cluster = file.entry("clusters", "cluster", str(chosen.values.get("cluster") or ""))
-    user = (
-        file.entry("users", "user", str(chosen.values["user"])) if chosen.values.get("user") else _Entry(paths[0], {})
-    )
+    parsed = _parsed(path)
+    chosen = _entry(path, parsed, "context", parsed.get("current-context"))
+    cluster = _entry(path, parsed, "cluster", chosen.values.get("cluster"))
+    user = _entry(path, parsed, "user", chosen.values["user"]) if chosen.values.get("user") else _Entry(path, {})
     for key, what in _NOT_SUPPORTED.items():
         if cluster.values.get(key) or user.values.get(key):
             names = f"cluster {chosen.values.get('cluster')!r} with user {chosen.values.get('user')!r}"
@@ -219,30 +213,18 @@ class _Entry:
         return text.decode("ascii", errors="ignore")  # only comments beside the PEM blocks have other characters
 
 
-@dataclass(frozen=True, slots=True)
-class _Kubeconfig:
-    files: Mapping[Path, Mapping[str, Any]]
-
-    @property
-    def name(self) -> str:
-        return os.pathsep.join(map(str, self.files))
-
-    @property
-    def current_context(self) -> str:
-        return next((str(each["current-context"]) for each in self.files.values() if each.get("current-context")), "")
-
-    def entry(self, section: str, kind: str, name: str) -> _Entry:
-        if not name:
-            raise ClusterConfigError(
-                f"kubeconfig {self.name} names no {kind} to use; choose one with kubectl config use-context, or give "
-                "the path of another file"
-            )
-        for path, parsed in self.files.items():
-            entries = parsed.get(section)
-            for entry in entries if isinstance(entries, list) else ():
-                if isinstance(entry, dict) and entry.get("name") == name and isinstance(entry.get(kind), dict):
-                    return _Entry(path, entry[kind])
-        raise ClusterConfigError(f"kubeconfig {self.name} has no {kind} named {name!r}")
+def _entry(path: Path, parsed: Mapping[str, Any], kind: str, name: Any) -> _Entry:
+    """Return the context, cluster or user of a name. Raises ClusterConfigError."""
+    if not name:
+        raise ClusterConfigError(
+            f"kubeconfig {path} names no {kind} to use; choose one with kubectl config use-context, or give "
+            "the path of another file"
+        )
+    entries = parsed.get(f"{kind}s")
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and entry.get("name") == str(name) and isinstance(entry.get(kind), dict):
+            return _Entry(path, entry[kind])
+    raise ClusterConfigError(f"kubeconfig {path} has no {kind} named {str(name)!r}")
 
 
 class Credentials:

@@ -7,7 +7,7 @@ pod's environment may hold secrets, and the API server quotes rejected objects i
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from http import HTTPStatus
 
 import msgspec
@@ -57,38 +57,30 @@ class Call:
         return f"{self.verb} {self.resource}{' ' if target else ''}{target}"
 
 
+@dataclass(eq=False, repr=False)
 class ApiError(Exception):
     """A call to the API server failed."""
 
-    def __init__(
-        self,
-        call: Call,
-        why: str,
-        *,
-        status: int = 0,
-        reason: str = "",
-        causes: frozenset[str] = frozenset(),
-        retry_after_s: float = 0,
-        sent: bool = True,
-        denied: bool = False,
-        said: str = "",
-    ) -> None:
-        super().__init__(f"{call}: {why}")
-        self.call = call
-        self.status = status
-        """HTTP status, or the code of a Status object in a watch; 0 without an answer."""
-        self.reason = reason
-        """The API's reason (``AlreadyExists``); empty if it gave none."""
-        self.causes = causes
-        """The API's further reasons (``ResourceVersionTooLarge``)."""
-        self.retry_after_s = retry_after_s
-        """The delay that the server asks for before a retry; 0 if it asks for none."""
-        self.sent = sent
-        """False: the request was never sent, so it cannot have had any effect."""
-        self.denied = denied
-        """The account has the right, but an admission policy, a webhook or a quota refused it."""
-        self.said = said
-        """The server's own words, which may quote the object: only for the person whose call it was."""
+    call: Call
+    why: str
+    _: KW_ONLY
+    status: int = 0
+    """HTTP status, or the code of a Status object in a watch; 0 without an answer."""
+    reason: str = ""
+    """The API's reason (``AlreadyExists``); empty if it gave none."""
+    causes: frozenset[str] = frozenset()
+    """The API's further reasons (``ResourceVersionTooLarge``)."""
+    retry_after_s: float = 0
+    """The delay that the server asks for before a retry; 0 if it asks for none."""
+    sent: bool = True
+    """False: the request was never sent, so it cannot have had any effect."""
+    denied: bool = False
+    """The account has the right, but an admission policy, a webhook or a quota refused it."""
+    said: str = ""
+    """The server's own words, which may quote the object: only for the person whose call it was."""
+
+    def __str__(self) -> str:
+        return f"{self.call}: {self.why}"
 
 
 class InvalidError(ApiError):

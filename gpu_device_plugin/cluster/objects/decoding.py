@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -29,11 +29,13 @@ from gpu_device_plugin.cluster.objects.requests import (
     running,
     static_uid,
 )
+from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.model.contract.keys import GPU_CONDITION, OVER_USE, kept
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.model.mig import is_mig_resource
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Container, ContainerKind, Owner, Pod, Taint
-from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
+from gpu_device_plugin.model.resources import NO_AMOUNTS
 from gpu_device_plugin.model.sharing import Shared, weight
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ _MOST_REQUESTED, _LONGEST_REQUESTED = 16, 2048
 """Resources that a pod requests, and bytes of their names: which of more its end frees is not known."""
 _PHASES = {each: each for each in ("Pending", "Running", "Succeeded", "Failed", "Unknown")}
 _NONE: Mapping[str, Any] = MappingProxyType({})
+_OF_ONE_NODE = frozenset({"DaemonSet", "Node"})
+"""The kinds of owners of pods that can run on one node only: the node itself owns the mirrors of its static pods."""
 _MOST_IGNORED = 8
 """How many invalid limits the message about one pod lists."""
 
@@ -153,6 +157,7 @@ class PodReader:
         self._keep = keep
         self._sums = RequestSums(self._resources) if sums else None
         self._every = every
+        self._other_sums = RequestSums()
         self._containers: Shared[tuple[object, ...], tuple[Container, ...]] = Shared()
         self._values: Shared[tuple[object, ...], Mapping[str, str]] = Shared()
         self._limits_made: Shared[tuple[object, ...], Mapping[str, int]] = Shared()
@@ -213,6 +218,23 @@ class PodReader:
         )
         return record, tuple(ignored)
 
+    def read_other(self, raw: bytes | msgspec.Raw) -> OtherPod:
+        """Return a pod that asks for none of our resources, reduced to what its node must spare for it.
+
+        Requests that are invalid, or of too many containers, count as none. Raises UnreadableObjectError.
+        """
+        pod = decoded(self._decoder, raw, "pod")
+        meta = named(pod.metadata, "pod")
+        return OtherPod(
+            meta.uid,
+            meta.resource_version,
+            pod.spec.node_name or "",
+            self._other_sums.amounts(requests_of(pod.spec, self._other_sums)),
+            pod.status.phase in {"Succeeded", "Failed"},
+            any(owner.kind in _OF_ONE_NODE for owner in meta.owner_references or ()),
+            meta.creation_timestamp or "",
+        )
+
     def _kept(self, values: Mapping[str, str] | None, placed: int, *, ended: bool) -> Mapping[str, str]:
         # Only strings with few different values are interned; some Python versions never free interned strings.
         ours = {sys.intern(key): kept(key, value, placed) for key, value in (values or {}).items() if self._keep(key)}
@@ -270,38 +292,6 @@ def _grace_s(meta: _PodMeta, spec: PodSpec) -> int:
     return _DEFAULT_GRACE_S if found is None else found if found >= 0 else 1
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRecord:
-    """The fields of a node that we use. Nodes that differ only in versions and heartbeats are equal."""
-
-    name: str
-    uid: str
-    resource_version: str = field(default="", compare=False)
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    capacity: Mapping[str, int] = field(default_factory=dict)
-    """Amounts of the selected resources, in whole numbers; resources that the node lacks are absent."""
-    allocatable: Mapping[str, int] = field(default_factory=dict)
-    others: frozenset[str] = frozenset()
-    """The extended resources of which it has more to give, besides the selected ones."""
-    cpu_and_memory: Amounts | None = None
-    """Its allocatable CPU and memory; None if it does not name them."""
-    ready: bool = False
-    unschedulable: bool = False
-    """Cordoned."""
-    address: str = ""
-    """The first internal IP address."""
-    kubelet_version: str = ""
-    """As the kubelet reports it, like ``v1.31.14+k3s1``; empty before its first report."""
-    gpu_condition: str = ""
-    """The status of its condition `GPU_CONDITION`; empty: it has none."""
-    runtime: str = ""
-    """Its container runtime with the version, as the kubelet reports it: ``containerd://2.1.4``."""
-    taints: tuple[Taint, ...] = ()
-    created: str = ""
-    """RFC 3339, in UTC."""
-
-
 class _NodeSpec(msgspec.Struct, gc=False):
     unschedulable: bool | None = None
     taints: tuple[Taint, ...] | None = None
@@ -342,10 +332,16 @@ class _Node(msgspec.Struct, gc=False):
 class NodeReader:
     """Decodes a node's JSON into a `NodeRecord` with only the selected fields."""
 
-    def __init__(self, resources: Iterable[str] | None = None, keep: Callable[[str], bool] = lambda _key: True) -> None:
-        """Keep the amounts of `resources` (None: of all), and the annotations and labels whose key `keep` accepts."""
+    def __init__(
+        self,
+        resources: Iterable[str] | None = None,
+        keep: Callable[[str], bool] = lambda _key: True,
+        *,
+        labels: bool = False,
+    ) -> None:
+        """Keep amounts of `resources` (None: of all), annotations whose key `keep` accepts, and such labels or all."""
         self._resources = None if resources is None else tuple(sys.intern(name) for name in resources)
-        self._keep = keep
+        self._keep, self._all_labels = keep, labels
         self._decoder = msgspec.json.Decoder(_Node)
 
     def read(self, raw: bytes | msgspec.Raw) -> NodeRecord:
@@ -357,7 +353,7 @@ class NodeReader:
             meta.name,
             meta.uid,
             meta.resource_version,
-            self._kept(meta.labels),
+            meta.labels or {} if self._all_labels else self._kept(meta.labels),
             self._kept(meta.annotations),
             self._amounts(status.capacity),
             self._amounts(status.allocatable),
@@ -423,25 +419,3 @@ def read_version(raw: bytes | msgspec.Raw) -> int:
 def version_number(version: str) -> int:
     """Return a resource version as a number, 0 if it is not one. Versions grow; Kubernetes guarantees it since 1.35."""
     return int(version) if version.isascii() and version.isdigit() else 0
-
-
-class ListMeta(msgspec.Struct, rename={"resource_version": "resourceVersion", "continue_": "continue"}):
-    """The version and the continue token of a list."""
-
-    resource_version: str = ""
-    continue_: str = ""
-
-
-class Page(msgspec.Struct):
-    """One page of a list; its items are decoded one by one, so that one invalid object does not hide the others."""
-
-    metadata: ListMeta
-    items: list[msgspec.Raw] | None = None
-
-
-class WatchEvent(msgspec.Struct):
-    """One line of a watch."""
-
-    type: str
-    """``ADDED``, ``MODIFIED``, ``DELETED``, ``BOOKMARK`` or ``ERROR``."""
-    object: msgspec.Raw

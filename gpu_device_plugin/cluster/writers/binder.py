@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, NotFoundError, UnavailableError
 from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.cluster.objects.requests import ClaimStatuses
@@ -62,7 +61,9 @@ class _OutcomeError(ApiError):
 
     def __init__(self, pod: PodRef, sentence: str) -> None:
         super().__init__(Call("create", "pods/binding", PODS.group, pod.namespace, pod.name), sentence)
-        self.args = (sentence,)
+
+    def __str__(self) -> str:
+        return self.why
 
 
 class BindError(_OutcomeError):
@@ -97,9 +98,8 @@ class Binder:
 
     async def read(self, namespace: str, name: str, *, timeout_s: float = math.inf) -> Pod:
         """Return the current state of a pod. Raises ApiError."""
-        raw = await self._client.get(PODS, name, namespace=namespace, timeout_s=timeout_s)
-        with translated(Call("get", PODS.plural, PODS.group, namespace, name)):
-            return self._reader.read(raw)[0]
+        answer = await self._client.get(PODS, name, namespace=namespace, timeout_s=timeout_s)
+        return answer.read(self._reader.read)[0]
 
     async def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> Pod:
         """Write annotations on a pod if it is still in the given state; return its new state.
@@ -110,11 +110,10 @@ class Binder:
             ApiError: it is not written.
         """
         meta = {"uid": pod.uid, "resourceVersion": pod.resource_version, "annotations": dict(annotations)}
-        with translated(Call("patch", PODS.plural, PODS.group, pod.namespace, pod.name)):
-            raw = await self._client.patch(
-                PODS, pod.name, {"metadata": meta}, namespace=pod.namespace, timeout_s=self.timing().call_s
-            )
-            return self._reader.read(raw)[0]
+        answer = await self._client.patch(
+            PODS, pod.name, {"metadata": meta}, namespace=pod.namespace, timeout_s=self.timing().call_s
+        )
+        return answer.read(self._reader.read)[0]
 
     async def made_claim(self, namespace: str, name: str) -> str:
         """Return the name of the ResourceClaim that kube-scheduler has made of a pod's limits; empty if there is none.

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.aio.worker import Backoff
-from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.api_client import PatchType
-from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, ForbiddenError, NotFoundError
+from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, NodeReader
 from gpu_device_plugin.model.contract.cordons import read_cordons, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS, GPU_CONDITION
@@ -21,14 +19,17 @@ from gpu_device_plugin.model.times import rfc3339
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.model.contract.cordons import Cordon
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.node.rules.gpu_health import NodeCondition
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+HEARTBEAT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,7 @@ class OwnNode:
             UnavailableError: the answer is not a node, but that of a proxy.
         """
         try:
-            with translated(Call("get", NODES.plural, name=self.name)):
-                return NodeReader().read(await self._client.get(NODES, self.name))
+            return (await self._client.get(NODES, self.name)).read(NodeReader().read)
         except NotFoundError as error:
             why = f"{error.status} {error.reason}: no such node; set the node's name (NODE_NAME) from spec.nodeName"
             raise NotFoundError(error.call, why, status=error.status, reason=error.reason) from error
@@ -121,6 +121,52 @@ class OwnNode:
         if not isinstance(error, ConflictError):
             _log.warning("the node's labels and annotations are not up to date: %s; trying again", error)
 
+    async def keep_condition(
+        self,
+        wanted: Observable[NodeCondition | None],
+        forbidden: Callable[[str], None] = lambda _why: None,
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
+        first_retry_s: float = 1.0,
+    ) -> NoReturn:
+        """Keep the condition once `wanted` is set, which is None for no condition: on every change, and as a heartbeat.
+
+        Ends only by cancellation; a failure is logged and retried. `forbidden` is called once with a sentence while the
+        account lacks the right.
+        """
+
+        def failed(error: ApiError) -> None:
+            _log.warning("the node's condition %s is not up to date: %s; trying again", GPU_CONDITION, error)
+            if isinstance(error, ForbiddenError):
+                forbidden(
+                    f"The node's condition {GPU_CONDITION} cannot be written: {error}; apply deploy/optional/evict.yaml"
+                    " (chart: agent.nodeCondition), or set node_condition to false"
+                )
+
+        await wanted.after(0)
+        await keep_written(wanted, self.put_condition, failed, heartbeat_s, Backoff(first_retry_s, heartbeat_s))
+
+    async def put_condition(self, condition: NodeCondition | None) -> bool:
+        """Write the condition `GPU_CONDITION` now, None removes it; return whether that took a patch. Raises ApiError.
+
+        The patch merges the list of conditions by their types, so that the kubelet's stay. The time of the last
+        transition is written only when the status differs from that on the node, and so outlives the agent.
+        """
+        before = (await self.read()).gpu_condition
+        patch: dict[str, Any] = {"type": GPU_CONDITION}
+        if condition is None:
+            if not before:
+                return False
+            patch["$patch"] = "delete"
+        else:
+            now = rfc3339(time.time())
+            told = {"status": condition.status, "reason": condition.reason, "message": condition.message}
+            moved = {} if before == condition.status else {"lastTransitionTime": now}
+            patch |= {**told, "lastHeartbeatTime": now, **moved}
+        body = {"status": {"conditions": [patch]}}
+        await self._client.patch(NODES, self.name, body, subresource="status", how=PatchType.STRATEGIC)
+        return True
+
 
 async def keep_written(
     wanted: Observable[T],
@@ -147,69 +193,3 @@ async def keep_written(
             problem = type(error)
             pause_s = backoff.next_s(error.retry_after_s)
         await wait_within(pause_s, wanted.after(version))
-
-
-HEARTBEAT_S = 300.0
-
-
-@dataclass(eq=False)
-class NodeConditionWriter:
-    """Writes the condition `GPU_CONDITION` on a node: on every change, and as a heartbeat.
-
-    The patch merges the list of conditions by their types, so that the kubelet's stay. The time of the last transition
-    is written only when the status differs from that on the node, and so outlives the agent.
-    """
-
-    _client: Client
-    _node: str
-    _: KW_ONLY
-    forbidden: Callable[[str], None] = lambda _why: None
-    """Called once with a sentence while the account lacks the right."""
-    heartbeat_s: float = HEARTBEAT_S
-    first_retry_s: float = 1.0
-    wanted: Observable[NodeCondition | None] = field(default_factory=lambda: Observable(None), init=False)
-    """The condition; None: the node shall have none. Nothing is written before it is first set."""
-
-    def want(self, condition: NodeCondition | None) -> None:
-        """Have a condition written, or removed, unless that is what is wanted already."""
-        if self.wanted.version == 0 or condition != self.wanted.value:
-            self.wanted.set(condition)
-
-    async def run(self) -> NoReturn:
-        """Keep the condition. Ends only by cancellation; a failure is logged and retried."""
-        await self.wanted.after(0)
-        backoff = Backoff(self.first_retry_s, self.heartbeat_s)
-        await keep_written(self.wanted, self.put, self._log_failure, self.heartbeat_s, backoff)
-
-    async def put(self, condition: NodeCondition | None) -> bool:
-        """Write the condition now, None removes it; return whether that took a patch. Raises ApiError."""
-        before = (await OwnNode(self._client, self._node).read()).gpu_condition
-        if condition is None:
-            if not before:
-                return False
-            return await self._patch({"type": GPU_CONDITION, "$patch": "delete"})
-        now = rfc3339(time.time())
-        moved = {} if before == condition.status else {"lastTransitionTime": now}
-        return await self._patch(
-            {
-                "type": GPU_CONDITION,
-                "status": condition.status,
-                "reason": condition.reason,
-                "message": condition.message,
-                "lastHeartbeatTime": now,
-                **moved,
-            }
-        )
-
-    async def _patch(self, condition: dict[str, Any]) -> bool:
-        body = {"status": {"conditions": [condition]}}
-        await self._client.patch(NODES, self._node, body, subresource="status", how=PatchType.STRATEGIC)
-        return True
-
-    def _log_failure(self, error: ApiError) -> None:
-        _log.warning("the node's condition %s is not up to date: %s; trying again", GPU_CONDITION, error)
-        if isinstance(error, ForbiddenError):
-            self.forbidden(
-                f"The node's condition {GPU_CONDITION} cannot be written: {error}; apply deploy/optional/evict.yaml "
-                "(chart: agent.nodeCondition), or set node_condition to false"
-            )

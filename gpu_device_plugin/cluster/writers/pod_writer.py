@@ -9,11 +9,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.worker import Backoff, Worker
-from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.errors import (
     TRANSIENT,
     ApiError,
-    Call,
     ConflictError,
     InvalidError,
     NotFoundError,
@@ -116,25 +114,21 @@ class PodWriter:
         pod = wanted.pod
         body = {"metadata": {"uid": pod.uid, "annotations": wanted.annotations}}
         try:
-            with translated(Call("patch", PODS.plural, namespace=pod.namespace, name=pod.name)):
-                read_metadata(await self._client.patch(PODS, pod.name, body, namespace=pod.namespace))
+            (await self._client.patch(PODS, pod.name, body, namespace=pod.namespace)).read(read_metadata)
         except NotFoundError:
             return False
-        except (ConflictError, InvalidError) as refusal:
+        except (ConflictError, InvalidError):
             # Both may mean another pod of the same name, or another fault. Only a fresh list shows which.
-            if await self._is_there(pod, refusal.call):
+            if await self._is_there(pod):
                 raise
             return False
         return True
 
-    async def _is_there(self, pod: Pod, call: Call) -> bool:
+    async def _is_there(self, pod: Pod) -> bool:
         """Look for the pod in a list of its node's pods: the account may have no right to read other pods."""
         fields = f"metadata.name={pod.name}" + (f",spec.nodeName={self.node}" if self.node else "")
-        with translated(call):
-            async for page in self._client.pages(PODS, namespace=pod.namespace, fields=fields):
-                if any(read_metadata(found).uid == pod.uid for found in page.items or ()):
-                    return True
-        return False
+        named = self._client.objects(PODS, read_metadata, namespace=pod.namespace, fields=fields)
+        return pod.uid in [found.uid async for found in named]
 
     def _failed(self, wanted: _Wanted, error: ApiError) -> None:
         if type(error) is not type(self.problem):

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpu_device_plugin.cluster.client.answers import answered, translated
-from gpu_device_plugin.cluster.client.errors import Call, NotFoundError
+from gpu_device_plugin.cluster.client.errors import NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NOT_ENDED, PODS, ObjectKind, OwnedMeta, read_metadata
 from gpu_device_plugin.cluster.objects.requests import controller_of
 from gpu_device_plugin.model.contract.keys import NOTEBOOK_STOPPED, REPLICAS_BEFORE_IDLE
@@ -113,12 +112,11 @@ async def workload_of(client: Client, owner: Owner, namespace: str, *, timeout_s
         kind = OWNERS.get(owner.kind)
         if kind is None or not owner.api_version.startswith(f"{kind.group}/"):
             raise NotScalableError(f"{owner.kind} {owner.name} ({owner.api_version}) owns it, and decides its replicas")
-        call = Call("get", kind.plural, kind.group, namespace, owner.name)
-        answer = await client.get(OWNERS[owner.kind], owner.name, namespace=namespace, timeout_s=timeout_s)
-        found = answered(call, answer, _Controller, f"a {owner.kind}")
+        answer = await client.get(kind, owner.name, namespace=namespace, timeout_s=timeout_s)
+        found = answer.decoded(_Controller, f"a {owner.kind}")
         meta = found.metadata
         if meta.uid != owner.uid:
-            raise NotFoundError(call, "another one has its name")
+            raise NotFoundError(answer.call, "another one has its name")
         if owner.kind != "Notebook":
             selectors.append(str(found.spec.selector or ""))
             if not selectors[-1]:
@@ -143,13 +141,10 @@ async def pods_of(client: Client, workload: Workload) -> frozenset[str]:
 
     Whoever may make pods may name any controller on them.
     """
-    pages = client.pages(PODS, namespace=workload.namespace, labels=workload.selector, fields=",".join(NOT_ENDED))
-    call = Call("list", PODS.plural, namespace=workload.namespace)
-    uids: set[str] = set()
-    async for page in pages:
-        with translated(call):
-            uids.update(read_metadata(raw).uid for raw in page.items or ())
-    return frozenset(uids)
+    selected = client.objects(
+        PODS, read_metadata, namespace=workload.namespace, labels=workload.selector, fields=",".join(NOT_ENDED)
+    )
+    return frozenset([pod.uid async for pod in selected])
 
 
 async def scale_to_zero(client: Client, workload: Workload, *, now: str, timeout_s: float) -> None:
@@ -172,5 +167,5 @@ async def scale_to_zero(client: Client, workload: Workload, *, now: str, timeout
     answer = await client.patch(
         SCALED[kind], workload.name, {"metadata": meta}, namespace=namespace, timeout_s=timeout_s
     )
-    body = {"metadata": {"resourceVersion": read_metadata(answer).resource_version}, "spec": {"replicas": 0}}
+    body = {"metadata": {"resourceVersion": answer.read(read_metadata).resource_version}, "spec": {"replicas": 0}}
     await client.patch(SCALED[kind], workload.name, body, namespace=namespace, subresource="scale", timeout_s=timeout_s)

@@ -16,8 +16,8 @@ from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.capacity.terms import NodeFacts
     from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.placing import Placement
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
@@ -134,15 +134,7 @@ class NodesFree:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class PodGone:
-    """The goal that a pod of a node has left its GPUs, for others of the node or of others."""
-
-    node: str
-    uid: str
-
-
-Goal: TypeAlias = Fits | NodesFree | PodGone
+Goal: TypeAlias = Fits | NodesFree
 """What moves are for."""
 
 
@@ -195,7 +187,7 @@ def after(sites: Iterable[Site], moves: Sequence[Move]) -> tuple[Site, ...]:
 class Residents:
     """Makes residents of the pods of a cluster; pods with equal terms share the names of the nodes that these allow."""
 
-    def __init__(self, nodes: Iterable[NodeFacts], resources: Iterable[Resource], budgets: Mapping[str, int]) -> None:
+    def __init__(self, nodes: Iterable[NodeRecord], resources: Iterable[Resource], budgets: Mapping[str, int]) -> None:
         """`nodes` are those that pods may come to, `budgets` the evictions that PodDisruptionBudgets allow."""
         self._resources = tuple(resources)
         self._ours = frozenset(resource.name for resource in self._resources)

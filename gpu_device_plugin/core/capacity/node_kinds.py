@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from gpu_device_plugin.core.cluster.fitting import Unfit, after, fit, unfit
 from gpu_device_plugin.model.contract.keys import GROUP_LABELS, HOSTNAME, NODE_LABELS, STARTUP_TAINT
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.contract.nodelabels import label_value
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.pod_demand import Ask
     from gpu_device_plugin.model.pods import Taint
 
-    Steps = Generator[None, None, "tuple[Candidate, Counter[int]]"]
+    Steps = Generator[None, None, "tuple[Candidate, Counter[Needs]]"]
 
 PRODUCT = f"{NODE_LABELS}product"
 MACHINE = "node.kubernetes.io/instance-type"
@@ -56,18 +57,14 @@ class Needs:
         return len(node.summary.unused) >= whole and sum(node.summary.frees) >= shares
 
 
-@dataclass(frozen=True, slots=True)
-class NodeKind:
-    """A node as far as it decides which pods may go there (`terms.NodeFacts`), started and with all that it offers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeKind(NodeRecord):
+    """A node as far as it decides which pods may go there, started and with all that it offers."""
 
     node: Candidate
-    labels: Mapping[str, str]
-    taints: tuple[Taint, ...] = ()
-    others: frozenset[str] = frozenset()
-    """The resources that it offers besides ours, CPU and memory."""
-    name: str = field(default="", init=False)
-    ready: bool = field(default=True, init=False)
-    unschedulable: bool = field(default=False, init=False)
+    name: str = ""
+    uid: str = ""
+    ready: bool = True
 
     def allows(self, needs: Needs) -> bool:
         """Return whether a pod may go there by its own terms, whatever room there is."""
@@ -111,7 +108,8 @@ def kind_of(node: Candidate, labels: Mapping[str, str], taints: Iterable[Taint],
     )
     listed = NodeGpus(gpus, node.gpus.share_mib, node.gpus.policy, divided=node.gpus.divided)
     empty = candidate("", listed, (), node.allocatable)
-    return NodeKind(empty, {key: labels[key] for key in labels if key != HOSTNAME}, lasting(taints), others)
+    lasting_labels = {key: labels[key] for key in labels if key != HOSTNAME}
+    return NodeKind(node=empty, labels=lasting_labels, taints=lasting(taints), others=others)
 
 
 def lasting(taints: Iterable[Taint]) -> tuple[Taint, ...]:
@@ -148,79 +146,56 @@ _AT_ONCE = 16
 _POLICY = "binpack"
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Pods that wait for room and may be treated alike."""
-
-    ask: Ask
-    number: int = 1
-    amounts: Amounts = NO_AMOUNTS
-    """The CPU and memory that each requests."""
-    types: Collection[int] | None = None
-    """The types of nodes that the pods' own terms allow, by their place among all; None: every one."""
-
-
-@dataclass(frozen=True, slots=True)
-class NewNode:
-    """A node that is needed, and the pods that it is for."""
-
-    type: int
-    """Its place among the types."""
-    pods: Mapping[int, int]
-    """How many of the pods of each `Waiting`, by its place among all."""
-
-
 def needed(
-    waiting: Sequence[Waiting], types: Sequence[Candidate], coming: Iterable[tuple[int, Candidate]] = ()
-) -> Generator[None, None, Sequence[NewNode]]:
+    waiting: Mapping[Needs, int], kinds: Sequence[NodeKind], coming: Iterable[NodeKind] = ()
+) -> Generator[None, None, Sequence[tuple[NodeKind, Mapping[Needs, int]]]]:
     """Return the nodes that pods need which fit on none of those that exist, in steps of some milliseconds.
 
-    `types` are empty nodes. `coming` are nodes of these types that are so new that pods may not have been tried on them
-    yet, or that will soon exist: pods take their room first, and they are not part of the answer. Each new node is of
-    the type that takes the most of the pods that are left.
+    Each with the number of the pods that it is for, by their needs. `coming` are nodes that are so new that pods may
+    not have been tried on them yet, or that will soon exist: pods take their room first, and they are not part of the
+    answer. Each new node is of the kind that takes the most of the pods that are left.
     """
-    left = Counter({place: each.number for place, each in enumerate(waiting) if each.number})
-    order = sorted(left, key=lambda place: waiting[place].ask.size, reverse=True)
-    for place, node in coming:
-        _, taken = yield from _filled(node, place, waiting, order, left)
+    left = +Counter(waiting)
+    order = sorted(left, key=lambda needs: needs.ask.size, reverse=True)
+    for kind in coming:
+        _, taken = yield from _filled(kind.node, [needs for needs in order if kind.allows(needs)], left)
         left -= taken
-    nodes: list[NewNode] = []
+    allowed: list[Sequence[Needs]] = []
+    for kind in kinds:
+        allowed.append([needs for needs in order if kind.allows(needs)])
+        yield
+    nodes: list[tuple[NodeKind, Mapping[Needs, int]]] = []
     while left:
-        best: tuple[tuple[float, float], int, Counter[int]] | None = None
-        for place, node in enumerate(types):
-            full, taken = yield from _filled(node, place, waiting, order, left)
+        best: tuple[tuple[float, float], NodeKind, Counter[Needs]] | None = None
+        for kind, pods in zip(kinds, allowed, strict=True):
+            full, taken = yield from _filled(kind.node, pods, left)
             # Of nodes that take as much, the smallest.
-            worth = float(full.summary.used), -float(node.summary.total)
+            worth = float(full.summary.used), -float(kind.node.summary.total)
             if taken and (best is None or worth > best[0]):
-                best = worth, place, taken
+                best = worth, kind, taken
         if best is None:
             break
-        _, place, taken = best
+        _, kind, taken = best
         # As many nodes as can be filled with the same pods are needed of it: they need not be tried one by one.
         alike = min(left[each] // number for each, number in taken.items())
-        nodes += [NewNode(place, taken)] * alike
+        nodes += [(kind, taken)] * alike
         left -= Counter({each: alike * number for each, number in taken.items()})
     return nodes
 
 
-def _filled(
-    node: Candidate, type_: int, waiting: Sequence[Waiting], order: Iterable[int], left: Mapping[int, int]
-) -> Steps:
+def _filled(node: Candidate, pods: Iterable[Needs], left: Mapping[Needs, int]) -> Steps:
     """Return a node with as many of the pods as fit, the largest first, and how many of each these are."""
-    taken: Counter[int] = Counter()
+    taken: Counter[Needs] = Counter()
     placed = 0
-    for place in order:
-        pods = waiting[place]
-        if pods.types is not None and type_ not in pods.types:
-            continue
-        for _ in range(left[place]):
-            if node.left is not None and not node.left.cover(pods.amounts):
+    for needs in pods:
+        for _ in range(left[needs]):
+            if node.left is not None and not node.left.cover(needs.amounts):
                 break
-            found = fit(pods.ask, node, _POLICY)
+            found = fit(needs.ask, node, _POLICY)
             if isinstance(found, Unfit):
                 break
-            node = after(node, found, pods.amounts)
-            taken[place] += 1
+            node = after(node, found, needs.amounts)
+            taken[needs] += 1
             placed += 1
             if not placed % _AT_ONCE:
                 yield

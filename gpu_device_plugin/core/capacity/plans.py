@@ -7,12 +7,13 @@ search is greedy: each pod takes the place that spoils the least room.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.capacity.movable import Fits, Move, NodesFree, PodGone, Stays, after, usage_at
+from gpu_device_plugin.core.capacity.movable import Fits, Move, Stays, after, usage_at
 from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit, unfit
 from gpu_device_plugin.core.cluster.packing import Effort, Packer, TooLongError, finished
 from gpu_device_plugin.core.cluster.victims import VictimSearch
@@ -62,13 +63,6 @@ class Plan:
         return self.moves is not None and len(self.moves) <= 1
 
 
-def plan(
-    sites: Iterable[Site], goal: Goal, budgets: Mapping[str, int] = NO_BUDGETS, most_steps: int = MOST_STEPS
-) -> Plan:
-    """Return few moves that reach a goal: see `planning`."""
-    return finished(planning(sites, goal, budgets, most_steps))
-
-
 def planning(
     sites: Iterable[Site], goal: Goal, budgets: Mapping[str, int] = NO_BUDGETS, most_steps: int = MOST_STEPS
 ) -> Generator[None, None, Plan]:
@@ -79,7 +73,8 @@ def planning(
     PodDisruptionBudget allows; all moves of a plan count together, as if no replacement became ready meanwhile. After
     `most_steps` the result is the best plan so far.
     """
-    return _Search(sites, goal, budgets, most_steps).run()
+    highest = goal.priority if isinstance(goal, Fits) else None
+    return _Search(sites, budgets, most_steps, highest).run(goal)
 
 
 def plan_each(
@@ -93,7 +88,7 @@ def plan_each(
     hopeless: set[Fits] = set()
     for pod in sorted(waiting, key=lambda pod: -pod.pod.priority):
         goal = Fits(pod.ask, pod.amounts, pod.nodes, pod.pod.priority)
-        found = Plan(None) if goal in hopeless else plan(now, goal, left)
+        found = Plan(None) if goal in hopeless else finished(planning(now, goal, left))
         if found.moves is None:
             hopeless.add(goal)
         else:
@@ -133,26 +128,11 @@ def drain(sites: Iterable[Site], node: str, positions: Collection[int], budgets:
 
     Pods that no plan moves stay, see `Resident.stays`.
     """
-    now, left = tuple(sites), Counter(budgets)
-
-    def there() -> list[Resident]:
-        drained = (site for site in now if site.node.name == node)
-        return [each for site in drained for each in on_gpus(site, positions) if each.stays is None]
-
-    moves: list[Move] = []
-    stuck: list[Resident] = []
-    largest = sorted(there(), key=lambda each: (-len(each.pod.usage.whole), -each.pod.usage.all_shares, str(each)))
-    for resident in largest:
-        if resident.pod.uid not in {each.pod.uid for each in there()}:
-            continue  # it has moved to make room for another one
-        found = plan(now, PodGone(node, resident.pod.uid), left).moves
-        if found is None:
-            stuck.append(resident)
-            continue
-        now = after(now, found)
-        moves += found
-        left.subtract(move.pod.budget for move in found)
-    return Drain(tuple(moves), tuple(stuck), now)
+    now = tuple(sites)
+    there = [each for site in now if site.node.name == node for each in on_gpus(site, positions) if each.stays is None]
+    largest = sorted(there, key=lambda each: (-len(each.pod.usage.whole), -each.pod.usage.all_shares, str(each)))
+    moves, stuck = _Search(now, budgets, MOST_STEPS).moved_away(node, largest)
+    return Drain(moves, stuck, after(now, moves))
 
 
 def on_gpus(site: Site, positions: Collection[int]) -> list[Resident]:
@@ -180,10 +160,12 @@ class _State:
 
 
 class _Search:
-    def __init__(self, sites: Iterable[Site], goal: Goal, budgets: Mapping[str, int], most_steps: int) -> None:
+    def __init__(
+        self, sites: Iterable[Site], budgets: Mapping[str, int], most_steps: int, highest: int | None = None
+    ) -> None:
         self._sites = {site.node.name: site for site in sorted(sites, key=lambda site: site.node.name)}
-        self._goal = goal
-        self._highest = goal.priority if isinstance(goal, Fits) else None
+        self._highest = highest
+        """No pod of a higher priority is moved; None: any may be."""
         self._budgets = budgets
         self._effort = Effort(most_steps)
         self._packers: dict[Ask, Packer] = {}
@@ -191,20 +173,26 @@ class _Search:
         """By what a pod needs, its places on the nodes as they were, the least wasteful first; one of each node."""
         self._best: _State | None = None
 
-    def run(self) -> Generator[None, None, Plan]:
+    def run(self, goal: Goal) -> Generator[None, None, Plan]:
         """Search, and yield every millisecond or two."""
-        try:
-            if isinstance(self._goal, Fits):
-                yield from self._anywhere(self._goal)
-            elif isinstance(self._goal, NodesFree):
-                yield from self._free_nodes(self._goal.number)
-            else:
-                origin, uid = self._goal.node, self._goal.uid
-                resident = next(each for each in self._sites[origin].residents if each.pod.uid == uid)
-                self._keep((yield from self._relocated(_State(), resident, origin, 1, {})))
-        except TooLongError:
-            pass
+        with suppress(TooLongError):
+            yield from self._anywhere(goal) if isinstance(goal, Fits) else self._free_nodes(goal.number)
         return Plan(None if self._best is None else self._best.moves)
+
+    def moved_away(self, node: str, pods: Iterable[Resident]) -> tuple[tuple[Move, ...], tuple[Resident, ...]]:
+        """Return the moves of pods off their GPUs of a node, and the pods without room. Each may take all steps."""
+        state = _State()
+        stuck: list[Resident] = []
+        for resident in pods:
+            if resident not in self._at(state, node).residents:
+                continue  # it has moved to make room for another one
+            self._effort.renew()
+            tried = None
+            with suppress(TooLongError):
+                tried = finished(self._relocated(state, resident, node, 1, {}))
+            state = tried or state
+            stuck += [] if tried else [resident]
+        return state.moves, tuple(stuck)
 
     def _keep(self, state: _State | None) -> None:
         if state is not None and (self._best is None or state.cost < self._best.cost):

@@ -5,42 +5,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.pods import Taint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from gpu_device_plugin.model.nodes import NodeRecord
+
 CORDON = "node.kubernetes.io/unschedulable"
 _NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _KEEPING = frozenset({"NoSchedule", "NoExecute"})
 """The effects of taints that keep new pods away."""
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
-
-
-class NodeFacts(Protocol):
-    """What of a node decides which pods may go there; a `NodeView` has it."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether it is ready."""
-
-    @property
-    def unschedulable(self) -> bool:
-        """Whether it is cordoned."""
-
-    @property
-    def taints(self) -> Sequence[Taint]:
-        """Its taints."""
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """Its labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +83,7 @@ class Alternative:
     fields: tuple[Requirement, ...] = ()
     """Conditions on fields of the node; Kubernetes supports ``metadata.name``."""
 
-    def failing(self, node: NodeFacts) -> Requirement | None:
+    def failing(self, node: NodeRecord) -> Requirement | None:
         """Return the first condition that a node does not meet; None if it meets all."""
         for requirements, facts in ((self.labels, node.labels), (self.fields, {"metadata.name": node.name})):
             for requirement in requirements:
@@ -164,7 +142,7 @@ NOWHERE = Terms(affinity=())
 """Terms that no node meets."""
 
 
-def obstacles(node: NodeFacts, pod: Terms) -> Iterator[tuple[str, Mapping[str, str | int]]]:
+def obstacles(node: NodeRecord, pod: Terms) -> Iterator[tuple[str, Mapping[str, str | int]]]:
     """Yield why kube-scheduler does not consider a node for a pod at all: a code, and what it is about."""
 
     def tolerated(taint: Taint) -> bool:
@@ -188,7 +166,7 @@ def obstacles(node: NodeFacts, pod: Terms) -> Iterator[tuple[str, Mapping[str, s
         yield from _by_affinity(node, pod.affinity)
 
 
-def _by_affinity(node: NodeFacts, wanted: Iterable[Alternative]) -> Iterator[tuple[str, Mapping[str, str | int]]]:
+def _by_affinity(node: NodeRecord, wanted: Iterable[Alternative]) -> Iterator[tuple[str, Mapping[str, str | int]]]:
     # An empty term matches no node.
     failing = [term.failing(node) for term in wanted if term.labels or term.fields]
     if len(failing) == 1 and failing[0] is not None:

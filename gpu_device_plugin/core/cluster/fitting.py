@@ -208,12 +208,8 @@ def unfit_by_kind(ask: Ask, node: Candidate) -> Unfit | None:
         return Unfit(node.gpus.problem, unresolvable=True)
     if not node.rooms:
         return Unfit(_WHOLE_INSTANCES if node.gpus.instances else "it shares no GPU", unresolvable=True)
-    if node.gpus.divided:
-        return _beyond_gpushare(ask, node)
-    return None
-
-
-def _beyond_gpushare(ask: Ask, node: Candidate) -> Unfit | None:
+    if not node.gpus.divided:
+        return None
     if any(part.demand.kind is Kind.COUNT for part in ask.parts):
         return Unfit("its device plugin does not allocate whole GPUs", unresolvable=True)
     # It finds the pod by the sum of its limits and the GPU by `IDX`. On a node with one GPU it needs neither.
@@ -285,7 +281,13 @@ def _too_large(demand: Demand, node: Candidate, numbers: Summary) -> Unfit | Non
             return Unfit(_NO_GPU if demand.kind is Kind.COUNT else _ONE_EACH, unresolvable=True)
     if not numbers.sizes:
         return Unfit(f"no {_hardware(numbers)} is healthy", unresolvable=True)
-    return (_too_many if demand.kind is Kind.COUNT else _too_much)(demand, node, numbers)
+    if demand.kind is Kind.MEMORY:
+        return _too_much(demand, node, numbers)
+    if len(numbers.sizes) < demand.amount:
+        return Unfit(f"fewer than {demand.amount} GPUs are healthy", unresolvable=True)
+    if len(numbers.unused) < demand.amount:
+        return Unfit(_lacking(demand.amount, "GPU", "is", "are", "unused"), unresolvable=False)
+    return None
 
 
 def _hardware(numbers: Summary) -> str:
@@ -293,16 +295,6 @@ def _hardware(numbers: Summary) -> str:
     if numbers.of_gpus is None:
         return "GPU"
     return "GPU or MIG instance" if numbers.gpus.sizes or numbers.gpus.failed else "MIG instance"
-
-
-def _too_many(demand: Demand, _node: Candidate, numbers: Summary) -> Unfit | None:
-    if len(numbers.sizes) < demand.amount:
-        return Unfit(f"fewer than {demand.amount} GPUs are healthy", unresolvable=True)
-    return (
-        None
-        if len(numbers.unused) >= demand.amount
-        else Unfit(_lacking(demand.amount, "GPU", "is", "are", "unused"), unresolvable=False)
-    )
 
 
 def _too_much(demand: Demand, node: Candidate, numbers: Summary) -> Unfit | None:

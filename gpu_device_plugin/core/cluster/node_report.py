@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.held_instances import InstancePod, Instances
     from gpu_device_plugin.features.use.contract import ContainerUse, NodeReport
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.model.pods import Taint
+    from gpu_device_plugin.model.nodes import NodeRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +68,13 @@ class NodeView:
     """One node that shares its GPUs, or advertises that it does."""
 
     candidate: Candidate
+    record: NodeRecord
     pods: tuple[Occupant, ...] = ()
     """By namespace and name."""
-    address: str = ""
-    ready: bool = True
-    unschedulable: bool = False
-    """Cordoned."""
-    capacity: Mapping[str, int] = field(default_factory=dict)
-    """By name of each managed resource that the kubelet knows."""
-    allocatable: Mapping[str, int] = field(default_factory=dict)
     report: NodeReport = NO_REPORT
     """What its agent reports of limits and of real use."""
     instance_pods: tuple[InstancePod, ...] = ()
     """The pods on it that ask for whole MIG instances, by namespace and name."""
-    taints: tuple[Taint, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -92,7 +84,7 @@ class NodeView:
     @property
     def takes_pods(self) -> bool:
         """Whether kube-scheduler may put a pod on it now."""
-        return self.ready and not self.unschedulable
+        return self.record.ready and not self.record.unschedulable
 
     @property
     def total(self) -> int:

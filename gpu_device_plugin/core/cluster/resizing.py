@@ -68,7 +68,7 @@ def resize(
         quiet: the pod's annotations have not changed for so long that the agent cannot be acting on earlier ones.
     """
     says = PodGuarantees.of(pod)
-    found = _sizes(says, resources)
+    found = sizes(pod, resources)
     promised = {size.container: size.promised for size in found}
     if says.wish.malformed:
         return Decision(Outcome.REFUSED, _answer(pod, found, promised, [says.wish.malformed]))
@@ -95,11 +95,8 @@ def resize(
 
 def sizes(pod: Pod, resources: Iterable[Resource]) -> Sequence[Size]:
     """Return the size of each container that can be resized."""
-    return _sizes(PodGuarantees.of(pod), resources)
-
-
-def _sizes(says: PodGuarantees, resources: Iterable[Resource]) -> Sequence[Size]:
-    return [says.size(name, gpu, request) for name, (request, gpu) in growable(says.pod, resources).items()]
+    says = PodGuarantees.of(pod)
+    return [says.size(name, gpu, request) for name, (request, gpu) in growable(pod, resources).items()]
 
 
 def _answer(pod: Pod, sizes: Sequence[Size], promised: Mapping[str, int], why: Sequence[str] = ()) -> Answer:

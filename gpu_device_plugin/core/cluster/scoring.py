@@ -86,16 +86,18 @@ class Scorer:
             return MIDDLE
         if not node.summary.total or not self._spoilable:
             return 0
+        full = self._full(node.summary)
+        if self._policy == "spread":
+            return round(MOST * (1 - full))
         spared = 0.0
-        if self._policy != "spread":
-            packs = gpu_policy_of(self._ask, node, self._gpu_policy) != "spread"
-            for each, gpus in self._memory:
-                # binpack takes GPUs in use before others, another policy once there are no unused ones left.
-                shared = numbers.shared if gpus == 1 else numbers.gpus.shared
-                spared += sum([free >= each for free in shared[:gpus]]) if packs else max(0, gpus - len(numbers.unused))
-            for amount, pairs in self._counts:
-                spared += pairs * connection(node.gpus.links, numbers.unused, amount)
-        return score_for(self._policy, self._full(node.summary), spared / self._spoilable)
+        packs = gpu_policy_of(self._ask, node, self._gpu_policy) != "spread"
+        for each, gpus in self._memory:
+            # binpack takes GPUs in use before others, another policy once there are no unused ones left.
+            shared = numbers.shared if gpus == 1 else numbers.gpus.shared
+            spared += sum([free >= each for free in shared[:gpus]]) if packs else max(0, gpus - len(numbers.unused))
+        for amount, pairs in self._counts:
+            spared += pairs * connection(node.gpus.links, numbers.unused, amount)
+        return round(_FULLNESS * full + (MOST - _FULLNESS) * (spared / self._spoilable))
 
     def _full(self, numbers: Summary) -> float:
         """Return the used fraction of a node once the pod is there, 0 to 1. A whole GPU counts as the average one."""
@@ -107,13 +109,6 @@ class Scorer:
         self._effort.check()
         self._effort.spend(_STEPS_OF_A_GROUP)
         return connected(links, unused, amount)
-
-
-def score_for(policy: str, full: float, spared: float) -> int:
-    """Return the score of a node by its used fraction, and by the fraction of spoilable units that the pod spares."""
-    if policy == "spread":
-        return round(MOST * (1 - full))
-    return round(_FULLNESS * full + (MOST - _FULLNESS) * spared)
 
 
 def connected(links: Links, unused: Sequence[int], amount: int) -> float:

@@ -12,20 +12,21 @@ from gpu_device_plugin.model.contract.nodelabels import our_annotations, our_lab
 from gpu_device_plugin.model.mig import is_mig_resource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.model.nodes import NodeRecord
 
 
-def mig_resources(annotations: Mapping[str, str], capacity: Iterable[str], resources: Iterable[str]) -> frozenset[str]:
+def mig_resources(node: NodeRecord, resources: Iterable[str]) -> frozenset[str]:
     """Return the resources of MIG profiles among a node's that our agent offers, or offered there.
 
     They are those of the domain of `resources`, which are ours, and those that the agent lists on the node: settings
     can give them another domain, which other plugins use as well.
     """
     domains = {name.partition("/")[0] for name in resources}
-    listed = {
-        gpu.instance.resource for gpu in gpus_of_node(annotations, {}, 0, 0).instances if gpu.instance is not None
-    }
-    own = {name for name in capacity if is_mig_resource(name) and name.partition("/")[0] in domains}
+    gpus = gpus_of_node(node.annotations, {}, 0, 0)
+    listed = {gpu.instance.resource for gpu in gpus.instances if gpu.instance is not None}
+    own = {name for name in node.capacity if is_mig_resource(name) and name.partition("/")[0] in domains}
     return frozenset(own | listed)
 
 
@@ -75,18 +76,11 @@ def _removing(part: str, keys: Mapping[str, Iterable[str]]) -> Mapping[str, Mapp
     return {part: found} if found else {}
 
 
-def leftovers(
-    node: str,
-    labels: Mapping[str, str],
-    annotations: Mapping[str, str],
-    capacity: Mapping[str, int],
-    resources: Iterable[str],
-    *,
-    condition: bool = False,
-) -> Leftovers:
-    """Return the leftovers of a node; `resources` are the names of ours, and `condition`: it has `GPU_CONDITION`."""
-    ours = {name: capacity[name] for name in resources if name in capacity}
-    kept = (GPU_CONDITION,) if condition else ()
-    others = (*let_go(annotations), *sorted({CORDONS, HELD_ROOM} & annotations.keys()))
-    notes = (*our_annotations(annotations), *others)
-    return Leftovers(node, switched_on(labels), our_labels(labels), notes, ours, kept)
+def leftovers(node: NodeRecord, resources: Sequence[str]) -> Leftovers:
+    """Return the leftovers of a node; `resources` are the names of ours, but for those of MIG profiles."""
+    ours = [*resources, *sorted(mig_resources(node, resources))]
+    amounts = {name: node.capacity[name] for name in ours if name in node.capacity}
+    others = (*let_go(node.annotations), *sorted({CORDONS, HELD_ROOM} & node.annotations.keys()))
+    notes = (*our_annotations(node.annotations), *others)
+    conditions = (GPU_CONDITION,) if node.gpu_condition else ()
+    return Leftovers(node.name, switched_on(node.labels), our_labels(node.labels), notes, amounts, conditions)

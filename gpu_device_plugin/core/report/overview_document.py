@@ -63,9 +63,9 @@ def node_document(node: NodeView, *, brief: bool = False, live: bool = False) ->
     gpus, report, views = node.candidate.gpus, node.report, node.gpus()
     fields: Fields = {
         "name": node.name,
-        "address": node.address or None,
-        "ready": node.ready,
-        "unschedulable": node.unschedulable,
+        "address": node.record.address or None,
+        "ready": node.record.ready,
+        "unschedulable": node.record.unschedulable,
         "problem": gpus.fault or None,
         "claims": gpus.claims,
         "shareMiB": gpus.share_mib,
@@ -83,8 +83,8 @@ def node_document(node: NodeView, *, brief: bool = False, live: bool = False) ->
         return known(fields)
     return fields | {
         "divided": gpus.divided,
-        "capacity": dict(node.capacity),
-        "allocatable": dict(node.allocatable),
+        "capacity": dict(node.record.capacity),
+        "allocatable": dict(node.record.allocatable),
         "links": [
             {"a": a, "b": b, "closeness": closeness.name.lower(), "nvlinks": nvlinks}
             for a, b, closeness, nvlinks in gpus.links.pairs

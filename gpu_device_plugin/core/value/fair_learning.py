@@ -5,21 +5,18 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.cluster.packing import finished
-from gpu_device_plugin.core.cluster.scoring import score_for
-from gpu_device_plugin.core.value.marginal_value import Appraiser, GpuChoice, Left, ties_of, unused
-from gpu_device_plugin.core.value.node_types import needs_gpus
+from gpu_device_plugin.core.value.placing import ByFullness, ByValue, Placer, Start
 from gpu_device_plugin.core.value.price_learning import Dominance, learning
 from gpu_device_plugin.core.value.workload_mix import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Generator, Iterator, Mapping
 
-    from gpu_device_plugin.core.value.node_types import NodeType
+    from gpu_device_plugin.core.value.placing import Policy
     from gpu_device_plugin.core.value.price_learning import Tables
-    from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
+    from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind, WorkloadMix
 
 
 LITTLE = 0.02
@@ -55,11 +52,6 @@ class Study:
     def usable(self) -> Tables | None:
         """The tables; None where `binpack` would have placed the pods better, or too few of them run."""
         return None if self.trial.failed or self.few_run else self.tables
-
-
-def studied(mix: WorkloadMix, nodes: Mapping[NodeType, int]) -> Study:
-    """Return the study of a mix on these nodes; see `studying`."""
-    return finished(studying(mix, nodes))
 
 
 def studying(mix: WorkloadMix, nodes: Mapping[NodeType, int]) -> Generator[None, None, Study]:
@@ -177,17 +169,21 @@ def trying(tables: Tables, mix: Mapping[PodKind, float], nodes: Mapping[NodeType
     demand = [kind.gpus * (kind.shares or tables.unit) for kind in kinds]
     sums = list(accumulate(mix.values()))
     mean = sum(asked * part for asked, part in zip(demand, mix.values(), strict=True)) / sums[-1] if sums else 0.0
-    sample = _sample(nodes, min(_GPUS, _PODS * mean / tables.unit / 2))
-    capacity = sum(sum(node_type.sizes) for node_type in sample)
+    sample = [Start.empty("", shape) for shape in _sample(nodes, min(_GPUS, _PODS * mean / tables.unit / 2))]
+    capacity = sum(sum(node.shape.sizes) for node in sample)
     given = [0.0, 0.0]
+    policies: tuple[Policy[Any], ...] = ByValue(tables), ByFullness("binpack")
     for seed in range(_ORDERS if mean else 0):
         pods = [bisect_right(sums, place * sums[-1], hi=len(sums) - 1) for place in _evenly(seed, _PODS)]
         came = accumulate(demand[pod] for pod in pods)
         pods = [pod for pod, asked in zip(pods, came, strict=True) if asked <= capacity]
         yield
-        for at, choose in enumerate((Appraiser(tables).choose, binpack)):
-            accepted = yield from _accepted(choose, kinds, pods, sample)
-            given[at] += sum(demand[pod] for pod in accepted)
+        for at, policy in enumerate(policies):
+            placer = Placer(sample, kinds, policy)
+            yield
+            for pod in pods:
+                given[at] += demand[pod] * (placer.place(pod) is not None)
+                yield
     return Trial(*(each / _ORDERS / max(1, capacity) for each in given))
 
 
@@ -209,59 +205,6 @@ def _sample(nodes: Mapping[NodeType, int], gpus: float) -> list[NodeType]:
     number = min(_NODES, max(1, round(gpus / each))) if each else 0
     places = [(2 * n + 1) * last[-1] // (2 * number) for n in range(number)]
     return [next(node_type for node_type, end in zip(order, last, strict=True) if place < end) for place in places]
-
-
-def _accepted(
-    choose: Callable[[PodKind, NodeType, Left], GpuChoice | None],
-    kinds: Sequence[PodKind],
-    pods: Sequence[int],
-    sample: Sequence[NodeType],
-) -> Generator[None, None, list[int]]:
-    """Return those of the pods, as places in `kinds`, that find room on the nodes of a sample; the best node wins."""
-    lefts = [Left(node_type.sizes, node_type.cpu_milli, node_type.memory_mib) for node_type in sample]
-    codes = [sample.index(node_type) for node_type in sample]
-    known: dict[tuple[int, int, Left], GpuChoice | None] = {}
-    accepted = []
-    for pod in pods:
-        kind = kinds[pod]
-        choices: list[tuple[float, int, GpuChoice]] = []
-        for at, left in enumerate(lefts):
-            key = pod, codes[at], left
-            if key not in known:
-                known[key] = choose(kind, sample[at], left)
-                yield
-            if (choice := known[key]) is not None:
-                choices.append((round(choice.gain, 9), -at, choice))
-        if choices:
-            _, place, choice = max(choices, key=lambda each: each[:2])
-            lefts[-place] = lefts[-place].after(kind, choice.gpus)
-            accepted.append(pod)
-        yield
-    return accepted
-
-
-def binpack(kind: PodKind, node_type: NodeType, left: Left) -> GpuChoice | None:
-    """Return the GPUs that the policy `binpack` takes, with the node's score as gain; None where a pod does not fit.
-
-    As `core.cluster.scoring` and `model.placing` say of a node whose GPUs have no links.
-    """
-    if left.cpu_milli < kind.cpu_milli or left.memory_mib < kind.memory_mib:
-        return None
-    may = [kind.wishes.allow_model(model) for model in node_type.models]
-    if kind.shares:
-        may = [ok and not (needs_gpus(kind) and node_type.cards[at] is not None) for at, ok in enumerate(may)]
-        fitting = [at for at, free in enumerate(left.frees) if free >= kind.shares and may[at]]
-        ties = ties_of(node_type.cards, left.frees, may)
-        taken = sorted(fitting, key=lambda at: (left.frees[at], ties[at], at))[: kind.gpus]
-        shared = [at for at in fitting if left.frees[at] < node_type.sizes[at] or node_type.cards[at] is not None]
-        spared, asked = min(1.0, len(shared) / kind.gpus), float(kind.shares * kind.gpus)
-    else:
-        taken = [at for at in unused(node_type, left.frees) if may[at]][: kind.gpus]
-        spared, asked = float(kind.gpus == 1), kind.gpus * node_type.whole_shares / max(1, node_type.whole)
-    if len(taken) < kind.gpus:
-        return None
-    full = 1 - (left.shares - asked) / sum(node_type.sizes) if kind.gpus else 0.0
-    return GpuChoice(score_for("binpack", full, spared), tuple(taken))
 
 
 FEWEST = 20

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_device_plugin.core.value.node_types import NodeType, rounded
 from gpu_device_plugin.core.value.price_learning import SCARCITY, STRANDED, cell, cells
+from gpu_device_plugin.core.value.workload_mix import NodeType, rounded
 from gpu_device_plugin.model.placing import TOGETHER
 from gpu_device_plugin.model.resources import Amounts, Kind
 
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.value.node_types import GpuKind
     from gpu_device_plugin.core.value.price_learning import Tables
-    from gpu_device_plugin.core.value.workload_mix import PodKind
+    from gpu_device_plugin.core.value.workload_mix import GpuKind, PodKind
     from gpu_device_plugin.model.placing import Demand, Rank, Ranks, Room
 
 
@@ -107,16 +106,6 @@ class Appraisal:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class GpuChoice:
-    """GPUs of a node for a pod, and what is gained by them."""
-
-    gain: float
-    """In shares, usually negative: of several nodes the one that loses least is the best."""
-    gpus: tuple[int, ...]
-    """Places in `Left.frees`."""
-
-
 class Appraiser:
     """Appraises by tables that were learned."""
 
@@ -201,17 +190,14 @@ class Appraiser:
             return _whole(kind, room)
         options = self._options(kind, room, self._level(room.left.cpu_milli - kind.cpu_milli))
         preferred = {at: gain for gain, _, at in options}
-        frees, groups = room.left.frees, room.groups
-        allowed = [at >= 0 and kind.wishes.allow_model(groups[at].gpu.model) for at in room.group_at]
-        ties = ties_of(room.cards, frees, allowed)
-        fitting = [(-preferred[group], ties[at], at) for at, group in enumerate(room.group_at) if group in preferred]
-        return [at for *_, at in sorted(fitting)[: kind.gpus]]
-
-    def choose(self, kind: PodKind, node_type: NodeType, left: Left) -> GpuChoice | None:
-        """Return the GPUs on which a pod costs least; None where it does not fit."""
-        room = self.appraise(node_type, left)
-        gain = NEVER if room is None else self.gain(kind, room)
-        return None if room is None or gain == NEVER else GpuChoice(gain, tuple(self.gpus(kind, room)))
+        # Of equals instances come first, those of the fullest GPU before others, as `model.placing.preference` says.
+        frees: Counter[int | None] = Counter()
+        for card, free, group in zip(room.cards, room.left.frees, room.group_at, strict=True):
+            if card is not None and group >= 0 and kind.wishes.allow_model(room.groups[group].gpu.model):
+                frees[card] += free
+        places = enumerate(zip(room.group_at, room.cards, strict=True))
+        fitting = [(-preferred[at], card is None, frees[card], gpu) for gpu, (at, card) in places if at in preferred]
+        return [gpu for *_, gpu in sorted(fitting)[: kind.gpus]]
 
     def change(self, node_type: NodeType, frees: Sequence[int], cpu_milli: int, at: int, shares: int) -> float:
         """Return what one GPU gains if a pod takes shares of it and leaves the node this CPU: usually a loss."""
@@ -285,18 +271,6 @@ def unused(node_type: NodeType, frees: Sequence[int]) -> list[int]:
     return [at for at, (free, size, card) in enumerate(gpus) if free == size and card is None]
 
 
-def ties_of(cards: Sequence[int | None], frees: Sequence[int], allowed: Sequence[bool]) -> Sequence[tuple[bool, int]]:
-    """Return for each GPU what decides between equals: instances come first, those of the fullest GPU before others.
-
-    So does `model.placing.preference`, which knows the allowed ones alone.
-    """
-    together: Counter[int] = Counter()
-    for at, card in enumerate(cards):
-        if card is not None and allowed[at]:
-            together[card] += max(0, frees[at])
-    return [(card is None, 0 if card is None else together[card]) for card in cards]
-
-
 UNKNOWN = Amounts(1 << 18, 1 << 22)
 """The CPU and memory of a node that does not name them: 262 CPUs and 4 TiB, so that only its GPUs decide."""
 
@@ -347,7 +321,7 @@ def ranks_on(appraiser: Appraiser, node: Candidate, amounts: Amounts) -> Ranks |
     def of(demand: Demand) -> Rank:
         def rank(room: Room) -> float:
             if room.position == TOGETHER:
-                return room.free  # of equal instances that on the fullest GPU, as `Appraiser.choose` says
+                return room.free  # of equal instances that on the fullest GPU, as `Appraiser.gpus` says
             at = places[room.position]
             # Parts of the pod that are placed already have left the other rooms as they are: nearly so.
             frees = (*left.frees[:at], _free(room), *left.frees[at + 1 :])

@@ -10,14 +10,12 @@ from itertools import accumulate
 from math import exp
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.packing import finished
-from gpu_device_plugin.core.value.node_types import needs_gpus
+from gpu_device_plugin.core.value.workload_mix import needs_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.value.node_types import GpuKind, NodeType
-    from gpu_device_plugin.core.value.workload_mix import PodKind
+    from gpu_device_plugin.core.value.workload_mix import GpuKind, NodeType, PodKind
 
 WANTED = 0.5
 """How much of the difference counts between GPUs that many pods may have and those that few may have."""
@@ -97,11 +95,6 @@ def cell(free: int, size: int) -> int:
     return free * cells(size) // size
 
 
-def learn(mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]) -> Tables:
-    """Return the tables for a mix of pods on these nodes; see `learning`."""
-    return finished(learning(mix, nodes))
-
-
 def learning(mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]) -> Generator[None, None, Tables]:
     """Learn in steps of a millisecond or two, and return the tables.
 
@@ -171,14 +164,9 @@ class Dominance:
     def of(cls, nodes: Mapping[NodeType, int]) -> Dominance:
         """Return the measure for these nodes."""
         having = {node_type: number for node_type, number in nodes.items() if node_type.sizes}
-        shares, cpu, memory = (
-            float(sum(number * amount for number, amount in zip(having.values(), amounts, strict=True)))
-            for amounts in (
-                [sum(each.sizes) for each in having],
-                [each.cpu_milli for each in having],
-                [each.memory_mib for each in having],
-            )
-        )
+        shares = float(sum(number * sum(each.sizes) for each, number in having.items()))
+        cpu = sum(number * each.cpu_milli for each, number in having.items())
+        memory = sum(number * each.memory_mib for each, number in having.items())
         return cls(mean_gpu(nodes), shares, shares / max(1.0, cpu), shares / max(1.0, memory))
 
     def size(self, shares: float, gpus: int, cpu_milli: int, memory_mib: int) -> float:

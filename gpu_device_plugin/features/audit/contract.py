@@ -6,9 +6,9 @@ with ``gpu.`` or ``gpushare.``. A record has neither environments nor annotation
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,43 +56,48 @@ MESSAGE = "GPU audit: %s"
 """The message of all lines, with the kind; programs read ``event.name``."""
 
 
+def _named(attribute: str, default: Any = "") -> Any:
+    """Return a field of a record, which log lines have by the name of this attribute."""
+    return field(default=default, metadata={"attribute": attribute})
+
+
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
     """One record. Empty texts, None and 0 shares before are left out of its attributes."""
 
-    kind: AuditKind
-    node: str = ""
-    namespace: str = ""
-    pod: str = ""
+    kind: AuditKind = field(metadata={"attribute": "event.name"})
+    node: str = _named("k8s.node.name")
+    namespace: str = _named("k8s.namespace.name")
+    pod: str = _named("k8s.pod.name")
     """Its name; empty: the agent does not know it, or knows no API."""
-    pod_uid: str = ""
+    pod_uid: str = _named("k8s.pod.uid")
     """As the kubelet knows the pod."""
-    owner_kind: str = ""
+    owner_kind: str = _named("gpushare.owner.kind")
     """Of the pod's controller, with `owner`, its name; empty: it has none, or that is not known."""
-    owner: str = ""
-    container: str = ""
-    gpu: str = ""
+    owner: str = _named("gpushare.owner.name")
+    container: str = _named("k8s.container.name")
+    gpu: str = _named("gpu.uuid")
     """The UUID of the GPU or MIG instance."""
-    model: str = ""
+    model: str = _named("gpu.model")
     """As NVML names it."""
-    gpu_mib: int | None = None
+    gpu_mib: int | None = _named("gpu.memory_mib", None)
     """Memory of the GPU or MIG instance."""
-    card: str = ""
+    card: str = _named("gpu.card.uuid")
     """The UUID of the GPU that a MIG instance is a part of."""
-    card_mib: int | None = None
-    shares: int | None = None
-    share_mib: int | None = None
-    memory_mib: int | None = None
+    card_mib: int | None = _named("gpu.card.memory_mib", None)
+    shares: int | None = _named("gpushare.shares", None)
+    share_mib: int | None = _named("gpushare.share_mib", None)
+    memory_mib: int | None = _named("gpushare.memory_mib", None)
     """Guaranteed; of a GPU or MIG instance that was given whole all of it."""
-    whole: bool | None = None
-    before: int | None = None
+    whole: bool | None = _named("gpushare.whole", None)
+    before: int | None = _named("gpushare.shares_before", None)
     """Shares, of a resized guarantee."""
-    event: str = ""
+    event: str = _named("k8s.event.reason")
     """The reason of the Event that tells the same."""
-    to_node: str = ""
-    began: str = ""
+    to_node: str = _named("gpushare.to_node")
+    began: str = _named("gpushare.from")
     """RFC 3339, with `ended`: the time that the record is about. Empty `ended`: it lasts."""
-    ended: str = ""
+    ended: str = _named("gpushare.to")
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -116,27 +121,4 @@ class AuditRecord:
 
 
 _EVENT = "gpushare."
-_NAMES: Mapping[str, str] = {
-    "kind": "event.name",
-    "node": "k8s.node.name",
-    "namespace": "k8s.namespace.name",
-    "pod": "k8s.pod.name",
-    "pod_uid": "k8s.pod.uid",
-    "owner_kind": "gpushare.owner.kind",
-    "owner": "gpushare.owner.name",
-    "container": "k8s.container.name",
-    "gpu": "gpu.uuid",
-    "model": "gpu.model",
-    "gpu_mib": "gpu.memory_mib",
-    "card": "gpu.card.uuid",
-    "card_mib": "gpu.card.memory_mib",
-    "shares": "gpushare.shares",
-    "share_mib": "gpushare.share_mib",
-    "memory_mib": "gpushare.memory_mib",
-    "whole": "gpushare.whole",
-    "before": "gpushare.shares_before",
-    "event": "k8s.event.reason",
-    "to_node": "gpushare.to_node",
-    "began": "gpushare.from",
-    "ended": "gpushare.to",
-}
+_NAMES: Mapping[str, str] = {each.name: each.metadata["attribute"] for each in fields(AuditRecord)}

@@ -53,7 +53,7 @@ class Audit(NodeFeature):
         """The pods whose eviction is not recorded yet, by the UIDs that the kubelet knows, with the Event's reason."""
         self._found = False
         self._wrote_s = 0.0
-        self._api.happenings.subscribe(self._happened)
+        self._api.happenings.listeners.append(self._happened)
 
     def tasks(self) -> Tasks:  # noqa: D102
         return [self.run()]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpu_device_plugin.model.contract.variables import OF_FRAMEWORKS
 from gpu_device_plugin.model.limits import CHOOSABLE, Enforcement
-from gpu_device_plugin.model.memory import InvalidSizeError, parse_mib
+from gpu_device_plugin.model.memory import parse_mib
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -314,7 +314,7 @@ def _frameworks(names: object, where: str) -> tuple[str, ...]:
 def _memory(value: object, where: str) -> int:
     try:
         mib = parse_mib(value) if isinstance(value, str) else 0
-    except InvalidSizeError:
+    except ValueError:
         mib = 0
     if not 1 <= mib <= _MOST_MIB:
         raise ParametersError(f"{where} has memoryLimit {_said(value)}; write an amount of memory, such as 12Gi")

@@ -9,8 +9,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import msgspec
-
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import any_of, together, wait_within
 from gpu_device_plugin.aio.worker import Backoff
@@ -20,13 +18,14 @@ from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store
 from gpu_device_plugin.features.claims.claim_objects import GROUP, SLICES, read_slice
 from gpu_device_plugin.features.claims.contract import DRIVER, device_name
-from gpu_device_plugin.features.claims.rules.devices import Order, SliceInputs, reordered
-from gpu_device_plugin.features.claims.rules.pool import Content, Present, contents, dropped, plain_contents, writes
+from gpu_device_plugin.features.claims.rules.devices import Order, SliceInputs, devices, plain_devices, reordered
+from gpu_device_plugin.features.claims.rules.pool import Content, Present, contents, dropped, writes
 from gpu_device_plugin.features.eviction.settings import GpuFailureSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from gpu_device_plugin.cluster.client.answers import ApiAnswer
     from gpu_device_plugin.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)
@@ -112,11 +111,6 @@ class DeviceOffer(Store[Present]):
             self._look.set()
 
     @property
-    def there(self) -> int:
-        """The number of slices of ours that the API server has, as far as we know."""
-        return len(self._found)
-
-    @property
     def withdrawn(self) -> bool:
         """Whether the API server has no slice of ours, as far as we know."""
         if isinstance(self.reflector.problem, NotFoundError):
@@ -156,7 +150,7 @@ class DeviceOffer(Store[Present]):
             self._made_of = sources
             wanted: Sequence[Content] = ()
             if self._offering:
-                wanted = plain_contents(node, facts) if self._dropped else contents(node, facts)
+                wanted = contents((plain_devices if self._dropped else devices)(node, facts))
             self.wanted.change(wanted)
             gpus = [shared.gpu.uuid for shared in node.shares.gpus if not shared.vacant]
             self.health.change({device_name(uuid): node.block(uuid).everyone for uuid in gpus})
@@ -243,7 +237,7 @@ class DeviceOffer(Store[Present]):
                 answer = await self._client.create(SLICES, body)
             else:
                 answer = await self._replaced(name, body)
-            self._keep(read_slice(answer))
+            self._keep(answer.read(read_slice))
             self._check(spec, answer)
         for name in todo.delete:
             with contextlib.suppress(NotFoundError):
@@ -252,7 +246,7 @@ class DeviceOffer(Store[Present]):
         if todo or self.published.value != wanted:
             self.published.set(wanted)
 
-    async def _replaced(self, name: str, body: Mapping[str, Any]) -> bytes:
+    async def _replaced(self, name: str, body: Mapping[str, Any]) -> ApiAnswer:
         """Replace a slice. Raises ConflictError if it has just been deleted, as by a kubelet that starts."""
         try:
             return await self._client.replace(SLICES, name, body)
@@ -268,9 +262,9 @@ class DeviceOffer(Store[Present]):
         self._check(spec, await self._client.create(SLICES, await self._body(name, spec, None), dry_run=True))
         self._known |= _fields(spec)
 
-    def _check(self, spec: Mapping[str, Any], answer: bytes) -> None:
+    def _check(self, spec: Mapping[str, Any], answer: ApiAnswer) -> None:
         """Raise FieldsDroppedError if the server did not store a field; it can be replaced by an older one."""
-        if missing := dropped(spec, msgspec.json.decode(answer, type=dict[str, Any]).get("spec", {})):
+        if missing := dropped(spec, answer.decoded(dict[str, Any], "a ResourceSlice").get("spec", {})):
             self._known = frozenset()
             self._fields_dropped(missing)
             raise FieldsDroppedError(
@@ -279,7 +273,7 @@ class DeviceOffer(Store[Present]):
 
     async def _body(self, name: str, spec: Mapping[str, Any], present: Present | None) -> dict[str, Any]:
         if not self._uid or present is None:  # a node may have been recreated, and with it its uid
-            self._uid = read_metadata(await self._client.get(NODES, self._pool)).uid
+            self._uid = (await self._client.get(NODES, self._pool)).read(read_metadata).uid
         owner = {"apiVersion": "v1", "kind": "Node", "name": self._pool, "uid": self._uid, "controller": True}
         version = {} if present is None else {"resourceVersion": present.resource_version}
         return {

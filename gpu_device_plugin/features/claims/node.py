@@ -166,9 +166,7 @@ class Claims(NodeFeature):
             return frozenset()
         pods = {pod.kubelet_uid: pod for pod in self._api.pods.values()}
         names = {
-            f"pod {pods[entry.pod_uid].namespace}/{pods[entry.pod_uid].name}"
-            if entry.pod_uid in pods
-            else f"the pod with UID {entry.pod_uid}"
+            f"pod {pods[entry.pod_uid]}" if entry.pod_uid in pods else f"the pod with UID {entry.pod_uid}"
             for entry in self._recorded.value
             if entry.device_ids & held
         }

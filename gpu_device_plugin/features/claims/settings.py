@@ -19,5 +19,4 @@ class ClaimSettings(Settings):
         DIRECTORY,
         "Directory of the container runtime's CDI files; the agent writes one for each ResourceClaim that it serves.",
         in_profile=False,
-        after="cdi_kind",
     )

@@ -15,5 +15,4 @@ class ConflictSettings(Settings):
         "Share GPUs even if another device plugin or DRA driver hands out GPUs of this node. Safe only if it hands "
         "out other GPUs: see exclude_gpus.",
         live=True,
-        after="pod_resources_socket",
     )

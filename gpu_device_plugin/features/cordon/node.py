@@ -38,7 +38,7 @@ class Cordons(NodeFeature):
 
     def __init__(self, node: NodeContext) -> None:
         """Prepare for `node`, which has the API."""
-        self._settings, self._config, self._api = node.settings, node.config, node.api
+        self._settings, self._config, self._api = node.settings, node.config, node.reached_cluster
         self._name_of = node.reports.name_of
         self._told: Mapping[str, Cordon] = {}
         history = node.features.get(History)

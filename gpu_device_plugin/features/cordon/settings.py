@@ -16,5 +16,4 @@ class CordonSettings(Settings):
         "Faults for which the agent puts a GPU aside once they have lasted for 10 minutes, so that no new pod gets it. "
         "Only a person takes it back. Empty: none.",
         live=True,
-        after="gpu_failure_grace",
     )

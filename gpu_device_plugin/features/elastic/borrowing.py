@@ -17,7 +17,6 @@ from gpu_device_plugin.core.report.text.use_texts import borrowed, duration, mis
 from gpu_device_plugin.features.elastic.contract import MemoryFile, MemoryRequests, is_elastic
 from gpu_device_plugin.features.elastic.memory_files import MemoryFiles
 from gpu_device_plugin.features.elastic.rules.reclaiming import (
-    ReclaimPolicy,
     ReclaimState,
     allowed_now,
     memory_files,
@@ -246,7 +245,7 @@ class Borrowing(NodeFeature):
                 continue  # it would wait for as long as they like
             pod = self._pod(ids)
             namespace = "" if pod is None else pod.namespace
-            return waits(found.missing[uuid], self._gpu(uuid), requests, time.monotonic(), namespace)
+            return waits(found.missing[uuid], self._shares.called(uuid), requests, time.monotonic(), namespace)
         return ""
 
     def _can_be_evicted(self, request: ReclaimRequest) -> bool:
@@ -273,11 +272,11 @@ class Borrowing(NodeFeature):
         if not self._concerned():
             return
         settings, before, uses = self._settings, self.reclaiming.value, self._uses()
-        policy = ReclaimPolicy(settings.return_grace_s, settings.borrowers == "evict")
         waiting = [use.place for use in self._starters()]
         after = ReclaimState(reading.at)  # where use is not read, no other reading says soon that a shortage is over
         if self._use.interval_s:
-            after = before.after(reading, uses, self._shares.capacity_mib, policy, waiting)
+            grace_s, evicts = settings.return_grace_s, settings.borrowers == "evict"
+            after = before.after(reading, uses, self._shares.capacity_mib, waiting, grace_s=grace_s, evicts=evicts)
         self._report_changes(before, after, uses)
         self.reclaiming.set(after)
         self._use.asked.change(after.asked)
@@ -361,7 +360,8 @@ class Borrowing(NodeFeature):
         for place, request in after.requests.items():
             if place not in before.requests:
                 self._node.metrics.count(m.RETURNS, "asked")
-                note = f"{borrowed(request, self._gpu(place[2]))}; {ultimatum(request, after.at, evicts=evicts)}"
+                what = borrowed(request, self._shares.called(place[2]))
+                note = f"{what}; {ultimatum(request, after.at, evicts=evicts)}"
                 _log.info("%s", note, extra=_facts(request))
                 if request.pod is not None:
                     self._node.api.event("GPUMemoryAsked", note, "Return", pod=request.pod)
@@ -399,17 +399,14 @@ class Borrowing(NodeFeature):
     def _evict(self, found: ReclaimState) -> None:
         if self._evictor is None or not (candidates := found.candidates()):
             return
+        called = self._shares.called
         for pod, uuids in self._evictor.next_victims(candidates).values():
             ours = [each for each in found.requests.values() if each.pod == pod and each.place[2] in uuids and each.mib]
             why = "; ".join(
-                f"{borrowed(each, self._gpu(each.place[2]))}, as it was told {duration(found.at - each.since)} ago"
+                f"{borrowed(each, called(each.place[2]))}, as it was told {duration(found.at - each.since)} ago"
                 for each in ours
             )
             self._evictor.order(pod, uuids, "GPUMemoryNotReturned", why, m.BORROWER_EVICTIONS)
-
-    def _gpu(self, uuid: str) -> str:
-        shared = self._shares.by_uuid(uuid)
-        return f"the GPU {uuid}" if shared is None else shared.name
 
 
 def _facts(request: ReclaimRequest) -> dict[str, object]:

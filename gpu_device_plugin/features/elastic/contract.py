@@ -22,6 +22,7 @@ from gpu_device_plugin.model.contract.keys import (
     MEMORY_PROMISED,
     RESIZE_BOUND,
     MalformedAnnotationError,
+    compact,
     too_long,
 )
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
@@ -123,7 +124,7 @@ class MemoryRequests(NamedTuple):
 
 def write_wish(wish: Wish) -> str:
     """Return the value of `MEMORY_LIMIT` or `MEMORY_GUARANTEE`."""
-    return _compact(dict(sorted(wish.containers.items()))) if wish.containers else str(wish.every)
+    return compact(dict(sorted(wish.containers.items()))) if wish.containers else str(wish.every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ def write_answer(answer: Answer) -> str:
         "wish": answer.wish,
         "why": answer.why,
     }
-    return _compact({key: value for key, value in document.items() if value})
+    return compact({key: value for key, value in document.items() if value})
 
 
 def read_answer(annotations: Mapping[str, str], key: str) -> Answer:
@@ -322,9 +323,6 @@ def _shares(key: str, value: object) -> int:
         f"the annotation {key} holds {found}, which is not a whole number of units of GPU memory; write it like 12, or "
         '{"main": 12}'
     )
-
-
-_compact = json.JSONEncoder(separators=(",", ":")).encode
 
 
 # --- The file that tells a program in a container its memory ----------------------------------------------------------

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.features.elastic.contract import Answer
-    from gpu_device_plugin.features.elastic.rules.reservations import Elastic, Resize
+    from gpu_device_plugin.features.elastic.rules.reservations import Elastic, Growth
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.rules.ledger import ContainerKey, Reservations
@@ -125,13 +125,13 @@ class Guarantees(NodeFeature):
         elif not self._pods:  # as on most nodes, whose ledger changes with every container all the same
             self._answers = {}
             return not await self._save({})
-        found, decided = self._decide()
-        if decided.unknown:
-            await asyncio.gather(*(self._read_allowance(namespace) for namespace in sorted(decided.unknown)))
-            found, decided = self._decide()
-        refused = {**decided.refused, **await self._apply(decided.reservations, found)}
+        found, decided, growth = self._decide()
+        if growth.unknown:
+            await asyncio.gather(*(self._read_allowance(namespace) for namespace in sorted(growth.unknown)))
+            found, decided, growth = self._decide()
+        refused = {**growth.refused, **await self._apply(decided, found)}
         unanswered = self._answer(found, refused)
-        later = bool(refused or decided.unknown) or unanswered
+        later = bool(refused or growth.unknown) or unanswered
         return later or not await self._save(self._state.node.ledger.reservations)
 
     def _load(self) -> Reservations:
@@ -159,7 +159,7 @@ class Guarantees(NodeFeature):
             pods[uid] = known
         self._pods = pods
 
-    def _decide(self) -> tuple[Mapping[str, Sequence[Elastic]], Resize]:
+    def _decide(self) -> tuple[Mapping[str, Sequence[Elastic]], Reservations, Growth]:
         """Return the containers that may grow by the UID of their pod, for pods with all their devices; and what to do.
 
         The kubelet asks for one container of a pod after the other.
@@ -173,7 +173,7 @@ class Guarantees(NodeFeature):
         self._allowances = fresh
         withheld = self.withheld()
         allowances = {namespace: withheld or allowance for namespace, (allowance, _) in fresh.items()}
-        return found, resize(node, [*chain(*found.values())], expected(waiting), allowances)
+        return found, *resize(node, [*chain(*found.values())], expected(waiting), allowances)
 
     async def _read_allowance(self, namespace: str) -> None:
         labels = await self._api.namespace_labels(namespace)
@@ -195,7 +195,7 @@ class Guarantees(NodeFeature):
         self._state.update(Ledger.with_reservations, lower)
         refused = {}
         saved = await self._save(reservations)
-        if saved and self._decide()[1].reservations == reservations:
+        if saved and self._decide()[1] == reservations:
             self._state.update(Ledger.with_reservations, reservations)
         elif not saved:
             refused = {key: _NOT_SAVED for key, reservation in reservations.items() if reservation != lower.get(key)}

@@ -21,7 +21,6 @@ class ElasticSettings(Settings):
         "gpu-device-plugin/memory-limit) when it is needed: report (file, Event, metric), or evict after return_grace. "
         "off: no pod may borrow.",
         live=True,
-        after="idle_below",
     )
     return_grace_s: float = knob(
         "30s",

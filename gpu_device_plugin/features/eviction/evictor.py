@@ -129,7 +129,7 @@ class Evictor(NodeFeature):
             return {}
         for pod in {each.pod.uid: each.pod for each in candidates if each.pod.uid in overdue}.values():
             text = "pod %s should have ended, and still uses its GPU; look whether its node's kubelet works"
-            _log.warning(text, f"{pod.namespace}/{pod.name}", extra={"once_per_s": 600})
+            _log.warning(text, pod, extra={"once_per_s": 600})
         return next_victims(
             candidates,
             most_grace_s=self._most_grace_s,
@@ -160,17 +160,17 @@ class Evictor(NodeFeature):
     def _settle(self, order: _Order, answer: Eviction) -> None:
         from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome  # noqa: PLC0415 - see above
 
-        pod, name = order.pod, f"{order.pod.namespace}/{order.pod.name}"
+        pod = order.pod
         if answer.outcome is EvictionOutcome.EVICTED:
             self._going[pod.uid] = order.uuids
             self._due[pod.uid] = self.clock() + min(pod.grace_s, self._most_grace_s) + _CLEANUP_S
-            _log.warning("pod %s is evicted: %s", name, order.why)
+            _log.warning("pod %s is evicted: %s", pod, order.why)
             failure = order.counted is m.GPU_FAILURE_EVICTIONS  # which has a record
             self._cluster.event(
                 order.reason,
                 f"evicted: {order.why}",
                 "Evict",
-                summary="" if failure else f"pod {name} is evicted: {order.why}",
+                summary="" if failure else f"pod {pod} is evicted: {order.why}",
                 pod=pod,
                 gpus=tuple(sorted(order.uuids)),
             )
@@ -183,12 +183,12 @@ class Evictor(NodeFeature):
         self._refused[pod.uid] = _RefusedEviction(backoff, not_before, answer.outcome)
         if before is not None and before.outcome is answer.outcome:
             return  # told before; the counter has the repetitions
-        _log.warning("pod %s is not evicted, and this is tried again: %s", name, answer.why)
+        _log.warning("pod %s is not evicted, and this is tried again: %s", pod, answer.why)
         if answer.outcome is EvictionOutcome.BLOCKED:
             note = f"should be evicted: {order.why}; {answer.why}, so this is tried again"
             self._cluster.event("GPUEvictionBlocked", note, "Evict", pod=pod)
         elif answer.outcome is EvictionOutcome.FORBIDDEN:
-            note = f"The agent of this node cannot evict pod {name}: {answer.why}"
+            note = f"The agent of this node cannot evict pod {pod}: {answer.why}"
             self._cluster.event("GPUEvictionForbidden", note, "Evict")
 
 
@@ -216,18 +216,14 @@ class GpuFailures(NodeFeature):
         return self.again_s if self._failing else None
 
     def _evict(self) -> None:
-        now = time.monotonic()
+        now, called = time.monotonic(), self._state.node.shares.called
         failed = lasting(self._failing, self._settings.value.of(GpuFailureSettings).gpu_failure_grace_s, now)
         if not failed:
             return
         victims = self._evictor.next_victims(on_failed(failed, self._use.holders()))
         for pod, uuids in victims.values():
             why = "; ".join(
-                f"{self._gpu(uuid)} has failed, for {duration(now - failed[uuid].since)}: {failed[uuid].why}"
+                f"{called(uuid)} has failed, for {duration(now - failed[uuid].since)}: {failed[uuid].why}"
                 for uuid in sorted(uuids)
             )
             self._evictor.order(pod, uuids, "GPUFailureEvicted", why, m.GPU_FAILURE_EVICTIONS)
-
-    def _gpu(self, uuid: str) -> str:
-        shared = self._state.node.shares.by_uuid(uuid)
-        return f"GPU {uuid}" if shared is None else shared.name

@@ -14,7 +14,6 @@ class GpuFailureSettings(Settings):
         one_of("report", "evict"),
         "What happens to pods on a failed GPU: report (Event on the node), or evict.",
         live=True,
-        after="memory_dir",
     )
     gpu_failure_grace_s: float = knob(
         "1m", duration(), "How long a GPU must be out of service before its pods are evicted.", live=True
@@ -29,5 +28,4 @@ class EvictionSettings(Settings):
         duration(),
         "The longest time for an evicted pod to end, whatever its terminationGracePeriodSeconds says.",
         live=True,
-        after="cordon_on",
     )

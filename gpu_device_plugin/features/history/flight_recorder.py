@@ -104,8 +104,8 @@ class FlightRecorder(NodeFeature):
         self._busy = asyncio.Lock()
         self.decisions: deque[Decision] = deque(maxlen=_MOST_DECISIONS)
         """What the agent did or was told lately, the newest last; everything that it tells is among it."""
-        self._api.happenings.record_by(self._incident)
-        self._api.happenings.subscribe(self._decided)
+        self._api.happenings.recorders.append(self._incident)
+        self._api.happenings.listeners.append(self._decided)
 
     def tasks(self) -> Tasks:  # noqa: D102
         kills, pods = self._history.kills, self._api.pod_changes
@@ -122,7 +122,7 @@ class FlightRecorder(NodeFeature):
         return self.record(Trigger(kind, happening.summary, happening.gpus, happening.pod))
 
     def _decided(self, happening: Happening) -> None:
-        about = "" if happening.pod is None else f" on {happening.pod.namespace}/{happening.pod.name}"
+        about = "" if happening.pod is None else f" on {happening.pod}"
         text = f"{happening.reason}{about}: {happening.note}" if happening.reason else happening.note
         self.decisions.append(Decision(rfc3339(time.time()), text[:_LONGEST_DECISION]))
 

@@ -15,5 +15,4 @@ class HistorySettings(Settings):
         some_of(*TelemetryGroup, none="off"),
         "What to read of the GPUs' condition every 15 seconds, for metrics, history and `doctor`; off: nothing.",
         live=True,
-        after="usage_interval",
     )

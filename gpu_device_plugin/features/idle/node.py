@@ -58,7 +58,7 @@ class Idle(NodeFeature):
         for uid in now.keys() - before.keys():
             self._report(pods[uid], reading.at - found[uid])
         for uid in before.keys() - now.keys():
-            _log.info("no longer idle", extra={"pod": _name(pods[uid]) if uid in pods else uid})
+            _log.info("no longer idle", extra={"pod": str(pods.get(uid, uid))})
         self._use.idle.change(now)
         for uid, pod in pods.items():
             if pod.annotations.get(IDLE_SINCE) != now.get(uid) and not pod.ended:
@@ -69,9 +69,5 @@ class Idle(NodeFeature):
             f"has left its GPUs idle for {duration(idle_s)}: its use of the multiprocessors is at most "
             f"{self._settings.value.of(IdleSettings).idle_below} %, and its memory does not grow"
         )
-        _log.info("%s", note, extra={"pod": _name(pod)})
+        _log.info("%s", note, extra={"pod": str(pod)})
         self._api.event("GPUIdle", note, "Observe", warning=False, pod=pod)
-
-
-def _name(pod: Pod) -> str:
-    return f"{pod.namespace}/{pod.name}"

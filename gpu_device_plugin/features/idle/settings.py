@@ -21,7 +21,6 @@ class IdleSettings(UseSettings):
         "How long a pod must leave its GPUs idle, in every reading, before that is told (metric, Event, annotation). "
         "0s: never.",
         live=True,
-        after="over_use_grace",
     )
     idle_below: int = knob(
         "1",

@@ -24,15 +24,13 @@ from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.node.extension import NodeFeature
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
     from typing import NoReturn
 
-    from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome
-    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.model.allocations import Place
     from gpu_device_plugin.model.limits import LimitMeans
     from gpu_device_plugin.model.shares import Shares
@@ -54,13 +52,9 @@ class LimitLink:
 
     _directory: Path
     """The setting `memory_dir`."""
-    _holders: Callable[[], Iterable[ContainerGpus]]
-    """Returns what the containers of this node hold now."""
-    _allowed_now: Observable[Mapping[Place, int]]
-    """MiB for the containers whose limit may be another than when they started."""
+    _node: NodeContext
+    _use: Use
     _: KW_ONLY
-    soft: Callable[[], bool] = lambda: False
-    """Returns whether what a container is guaranteed is its soft limit; after a change of it call `changed`."""
     poll_s: float = 2.0
     """Seconds between two looks at the helper's file, and at the running containers."""
     clock: Callable[[], float] = boot_time
@@ -77,10 +71,15 @@ class LimitLink:
     async def run(self) -> NoReturn:
         """Follow the limits and the helper until cancelled; leaves the file as it is, for containers run on."""
         self._files.take_up()
-        await self._worker.run(self._allowed_now)
+        await self._worker.run(self._use.allowed_now)
+
+    def soft(self) -> bool:
+        """Return whether what a container is guaranteed is its soft limit; after a change of it call `changed`."""
+        return self._node.settings.value.of(LimitSettings).soft_limit == "share"
 
     async def _step(self) -> float | None:
-        found = rules.wanted_limits(self._holders(), self._allowed_now.value, self._files.wanted, soft=self.soft())
+        holders, allowed = self._use.holders(), self._use.allowed_now.value
+        found = rules.wanted_limits(holders, allowed, self._files.wanted, soft=self.soft())
         self.reasons = {place: why for place, why in self.reasons.items() if place in found}
         await in_thread(self._files.want, dict(found.values()))
         state: Mapping[LimitKey, LimitOutcome] | str = self._files.unwritten
@@ -110,21 +109,10 @@ class Limits(NodeFeature):
         self._others = [feature for feature in node.features if isinstance(feature, OtherMeans)]
         self._extra = read_extra_grant(settings.extra_grant)
         self._plan = LimitPlan()
-        self.verification = Verification(
-            use.holders,
-            node.hardware.limits,
-            node.cgroups,
-            node.state,
-            node.api,
-            allowed_now=use.allowed_now,
-            measured=use.measured_by_driver,
-            states=node.limit_states,
-            interval_s=settings.usage_interval_s,
-        )
+        self.verification = Verification(node, use)
         self.link: LimitLink | None = None  # without elastic memory no limit changes
         if isinstance(settings, ElasticSettings) and settings.memory_dir is not None:
-            soft = lambda: self._settings.soft_limit == "share"  # noqa: E731 - the setting may change
-            self.link = LimitLink(settings.memory_dir, use.holders, use.allowed_now, soft=soft)
+            self.link = LimitLink(settings.memory_dir, node, use)
 
     @property
     def _settings(self) -> LimitSettings:
@@ -165,7 +153,6 @@ class Limits(NodeFeature):
             verification.run(),
             node.entries.follow(verification.changed),
             node.hardware.view.follow(verification.verify_all),
-            node.settings.follow(self._interval),
             node.api.pod_changes.follow(verification.changed),
         ]
         if self.link is not None:
@@ -175,6 +162,3 @@ class Limits(NodeFeature):
 
     def measured(self, metrics: NodeMetrics) -> NodeMetrics:  # noqa: D102
         return replace(metrics, limit_states=self.verification.counts)
-
-    def _interval(self, _settings: object) -> None:
-        self.verification.interval_s = self._settings.usage_interval_s

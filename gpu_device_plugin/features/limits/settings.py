@@ -25,7 +25,6 @@ class LimitSettings(UseSettings):
         "custom (extra_grant), advisory (a variable names the limit), or auto (driver if available, else advisory). "
         "The node labels gpu-device-plugin/set-limits and ack.node.gpu.schedule override it.",
         live=True,
-        after="http",
     )
     limits_fallback: str = knob(
         "refuse",

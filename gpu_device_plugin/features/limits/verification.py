@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import Attempts
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.core.report.text.printing import printable
@@ -17,16 +16,14 @@ from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.model.limits import LimitStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import NoReturn
 
+    from gpu_device_plugin.features.use.node import Use
     from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.hardware.messages import CgroupLimit
-    from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
-    from gpu_device_plugin.model.allocations import Place
     from gpu_device_plugin.model.limits import LimitState
-    from gpu_device_plugin.node.node_api import NodeApi
-    from gpu_device_plugin.node.node_state import NodeState
+    from gpu_device_plugin.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)
 
@@ -61,27 +58,15 @@ class _Verified:
 class Verification:
     """Verifies every limit of the driver's soon after its container has started, and again at intervals.
 
+    Publishes the state of each limit, of all means whose limits are more than told and of no whole GPU, as the node's
+    `limit_states`, and what the driver counts as the use's `measured_by_driver`.
+
     Without the API the running containers are not known, without the node's cgroups they are not found, and a driver
     may not answer: then a limit is unverified, or as it was read last, and nothing else is different.
     """
 
-    _holders: Callable[[], Iterable[ContainerGpus]]
-    """Returns what the containers of this node hold now."""
-    _read_limits: Callable[[Sequence[tuple[str, str]]], Awaitable[tuple[CgroupLimit, ...] | None]]
-    """Reads limits back: of each pair of a GPU's UUID and the path of a cgroup; None: no driver answers now."""
-    _tree: CgroupTree
-    _state: NodeState
-    _api: NodeApi
-    _: KW_ONLY
-    allowed_now: Observable[Mapping[Place, int]] = field(default_factory=lambda: Observable({}))
-    """The MiB that each container may use now, of those whose limits may change while they run."""
-    measured: Observable[Mapping[Place, int]] = field(default_factory=lambda: Observable({}))
-    """MiB that containers use by the driver's own count of their cgroups, as it was read back last; set here."""
-    states: Observable[Mapping[Place, LimitState]] = field(default_factory=lambda: Observable({}))
-    """To be set: the state of each limit of a container that runs, or may run: of all means whose limits are more than
-    told, and of no whole GPU. Set when one of them differs."""
-    interval_s: float = 0.0
-    """Seconds between two readings of all limits, and of `measured`; 0: as few as needed."""
+    _node: NodeContext
+    _use: Use
 
     def __post_init__(self) -> None:
         self._verified: dict[_Container, _Verified] = {}
@@ -97,7 +82,7 @@ class Verification:
     @property
     def counts(self) -> Mapping[str, int]:
         """The number of limits in each state."""
-        found = Counter(state.held for state in self.states.value.values())
+        found = Counter(state.held for state in self._node.limit_states.value.values())
         return {held: found[held] for held in LimitStatus}
 
     def changed(self, _new: object = None) -> None:
@@ -116,7 +101,7 @@ class Verification:
 
     async def _step(self) -> float:
         clock = asyncio.get_running_loop().time
-        every_s = min(self.interval_s or _LONGEST_INTERVAL_S, _LONGEST_INTERVAL_S)
+        every_s = min(self._use.interval_s or _LONGEST_INTERVAL_S, _LONGEST_INTERVAL_S)
         if self._everything or clock() >= self._all_at:
             self._everything, self._all_at = False, clock() + every_s
             self._verified = {each: replace(old, final=False) for each, old in self._verified.items()}
@@ -127,7 +112,7 @@ class Verification:
 
     async def _round(self) -> bool:
         """Read back what is not known for good; return whether that succeeded."""
-        holders = tuple(self._holders())
+        holders = tuple(self._use.holders())
         running = {
             (each.pod_uid, each.container): each for each in holders if rules.by_driver(each) and each.container_id
         }
@@ -136,12 +121,14 @@ class Verification:
         before = self._verified
         self._verified = {key: found[key] if key in found else before[key] for key in running}
         used = {(*key, uuid): mib for key, each in self._verified.items() for uuid, mib in each.used_mib.items()}
-        self.measured.set(used)
+        self._use.measured_by_driver.set(used)
         self._reported = {key: reported for key, reported in self._reported.items() if key in running}
         places = (
             (each.pod_uid, each.container, uuid, state) for each in holders for uuid, state in self._states_of(each)
         )
-        self.states.change({(pod_uid, container, uuid): state for pod_uid, container, uuid, state in places})
+        self._node.limit_states.change(
+            {(pod_uid, container, uuid): state for pod_uid, container, uuid, state in places}
+        )
         for key, holder in due.items():
             old = before.get(key)
             if old is None or (old.container_id, old.states) != (found[key].container_id, found[key].states):
@@ -157,7 +144,7 @@ class Verification:
     async def _read(
         self, due: Mapping[_Container, ContainerGpus], running: Iterable[ContainerGpus]
     ) -> Mapping[_Container, _Verified]:
-        leaves = self._tree.leaves({_owner(each) for each in running})
+        leaves = self._node.cgroups.leaves({_owner(each) for each in running})
         paths = {key: (leaves or {}).get(_owner(each)) for key, each in due.items()}
         limits = await self._ask([(uuid, path) for key, path in paths.items() if path for uuid in due[key].granted])
         found = {}
@@ -170,7 +157,7 @@ class Verification:
                 states = dict.fromkeys(holder.granted, rules.unverified(rules.NO_ANSWER))
                 states |= {} if old is None else old.states
                 read = {uuid: limits[uuid, path] for uuid in holder.granted if (uuid, path) in limits}
-                now = {uuid: self.allowed_now.value.get((*key, uuid)) for uuid in read}
+                now = {uuid: self._use.allowed_now.value.get((*key, uuid)) for uuid in read}
                 states |= {
                     uuid: rules.verified(holder, uuid, one.code, one.hard_mib, now[uuid]) for uuid, one in read.items()
                 }
@@ -183,7 +170,7 @@ class Verification:
         """Return the limits that the driver has, as far as it answers."""
         found: dict[tuple[str, str], CgroupLimit] = {}
         for part in (wanted[begin : begin + _MOST_AT_ONCE] for begin in range(0, len(wanted), _MOST_AT_ONCE)):
-            answer = await self._read_limits(part)
+            answer = await self._node.hardware.limits(part)
             if answer is None:
                 break
             found |= {(each.uuid, each.path): each for each in answer}
@@ -206,7 +193,7 @@ class Verification:
             return
         gpus: dict[LimitState, list[str]] = {}
         for uuid, state in found.states.items():
-            shared = self._state.node.shares.by_uuid(uuid)
+            shared = self._node.state.node.shares.by_uuid(uuid)
             gpus.setdefault(state, []).append(uuid if shared is None else str(shared.position))
         faults = []
         for state, names in gpus.items():
@@ -219,7 +206,7 @@ class Verification:
         if faults and self._reported.get(key) != found.container_id:
             self._reported[key] = found.container_id
             note = f"The memory limit of container {printable(holder.container)} does not hold: {'; '.join(faults)}."
-            self._api.event("GPULimitNotHeld", note, "Verify", pod=pod)
+            self._node.api.event("GPULimitNotHeld", note, "Verify", pod=pod)
 
 
 def _owner(holder: ContainerGpus) -> CgroupOwner:

@@ -78,9 +78,7 @@ class InstancesOfPods(NodeFeature):
         self._told = frozenset(strandings)
 
     def _tell(self, found: Stranded) -> None:
-        pod = (
-            f"the pod with the UID {found.pod_uid}" if found.pod is None else f"{found.pod.namespace}/{found.pod.name}"
-        )
+        pod = found.pod or f"the pod with the UID {found.pod_uid}"
         _log.warning("%s: %s", pod, found.sentence)
         self._api.event("MigInstanceGone", f"{pod}: {found.sentence}.", "Observe")
         if found.pod is not None:

@@ -1,12 +1,17 @@
-"""The MPS daemons of a node, and the directory `mps_dir` where the agent and the MPS supervisor meet by two files.
-
-See `rules.daemon_files` for these. Here is no compiled code: the kubectl plugin, which is one file, needs the names.
-"""
+"""The MPS daemons of a node, and the two files by which the agent and the MPS supervisor meet in `mps_dir`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpu_device_plugin.model.contract.helperfiles import VERSION, Count, Document, HelperFiles, parsed, text_of
+from gpu_device_plugin.model.gpus import MOST_GPUS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 WANTED_FILE = "wanted.json"
 STATE_FILE = "state.json"
@@ -31,17 +36,70 @@ class MpsStatus(StrEnum):
     STOPPING = "stopping"
 
 
-@dataclass(frozen=True, slots=True)
-class MpsGpu:
-    """The MPS control daemon of one GPU."""
+class MpsGpu(msgspec.Struct, frozen=True, rename="camel"):
+    """The MPS control daemon of one GPU, as its supervisor tells it."""
 
     status: MpsStatus
     why: str = ""
     """For a person, as a sentence without a full stop; empty while all is well."""
     pipe_directory: str = ""
     """The path of the directory with the daemon's sockets on the host, and in containers (CUDA_MPS_PIPE_DIRECTORY)."""
-    clients: int = 0
-    server_pids: tuple[int, ...] = ()
+    clients: Count = 0
+    server_pids: tuple[Count, ...] = ()
     """In the host's PID namespace: processes on the GPU that are no container's."""
-    limit_mib: int = 0
-    """The limit that the daemon has for every client while it is READY, in MiB; 0: none."""
+    limit_mib: Count = 0
+    """The limit that the daemon has for every client while it is READY, in MiB; 0: none, or an earlier supervisor."""
+
+
+class _WantedDaemons(Document):
+    gpus: dict[str, Count]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for uuid in sorted(self.gpus):
+            if not is_uuid(uuid):
+                raise ValueError(f"it names {uuid[:40]!r}, which is no UUID of a GPU")
+        if len(self.gpus) > MOST_GPUS:
+            raise ValueError(f"it names more than {MOST_GPUS} GPUs")
+
+
+class _DaemonsState(Document):
+    beat: float
+    gpus: dict[str, MpsGpu]
+
+
+def is_uuid(text: str) -> bool:
+    """Return whether a text may be the UUID of a GPU, and hence a part of a path and of a command."""
+    rest = text.removeprefix("GPU-")
+    return rest != text and 0 < len(rest) <= 64 and rest.isascii() and rest.replace("-", "").isalnum()
+
+
+def _write_wanted_daemons(wanted: Mapping[str, int]) -> str:
+    return text_of({"version": VERSION, "gpus": wanted})
+
+
+def _read_wanted_daemons(content: str | bytes) -> Mapping[str, int]:
+    return parsed(_WantedDaemons, WANTED_FILE, content).gpus
+
+
+def _write_daemons_state(gpus: Mapping[str, MpsGpu], beat_s: float) -> str:
+    return text_of(_DaemonsState(VERSION, beat_s, dict(gpus)))
+
+
+def _read_daemons_state(content: str | bytes) -> tuple[Mapping[str, MpsGpu], float]:
+    found = parsed(_DaemonsState, STATE_FILE, content)
+    return found.gpus, found.beat
+
+
+MPS_FILES: HelperFiles[Mapping[str, int], Mapping[str, MpsGpu]] = HelperFiles(
+    WANTED_FILE,
+    STATE_FILE,
+    1 << 20,  # a GPU takes 200
+    {},
+    _write_wanted_daemons,
+    _read_wanted_daemons,
+    _write_daemons_state,
+    _read_daemons_state,
+)
+"""The agent wants a daemon for each of these GPUs (by UUID), and for no other, with the most MiB that a container on it
+was granted, which becomes the daemon's limit for every client. The supervisor says of each GPU, by UUID, what runs."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import asynccontextmanager
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.aio.worker import Worker
-from gpu_device_plugin.features.mps.contract import SHM_DIRECTORY, MpsStatus
+from gpu_device_plugin.features.mps.contract import MPS_FILES, SHM_DIRECTORY, MpsStatus
 from gpu_device_plugin.features.mps.rules import mps_admission as mps
-from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
 from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.file_link import FileLink, HelperWords
@@ -26,7 +25,6 @@ from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
     from typing import Any, NoReturn
 
     from gpu_device_plugin.core.report.gauges import NodeMetrics
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, StartRequest, Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.rules.container_grants import Grant
 
 _log = logging.getLogger(__name__)
@@ -58,27 +55,17 @@ _POLL_WAITED_FOR_S = 0.1
 """Seconds between two looks at the supervisor's file, and the same while a container waits for a change in it."""
 
 
-@dataclass(eq=False, repr=False)
 class Mps(NodeFeature):
     """Tells the supervisor which daemons our ledger needs, follows what it runs, and is a means for `Limits` to choose.
 
     Does nothing on a node where nobody asks for MPS and no file says that somebody did.
     """
 
-    _directory: Path
-    """No file in it is opened before `run`."""
-    _state: NodeState
-    _entries: Observable[tuple[Allocation, ...]]
-    _on_trouble: Callable[[str, str], None]
-    """Called with a GPU's UUID (empty: for all) and the reason when it lacks the daemon that it needs, and with an
-    empty reason when it has it again."""
-    _: KW_ONLY
-    limits_compute: Callable[[], bool] = lambda: False
-    """Returns whether the setting `mps_compute` limits the multiprocessors too."""
-    clock: Callable[[], float] = boot_time
-    """Returns the seconds since the machine started."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, node: NodeContext, *, clock: Callable[[], float] = boot_time) -> None:
+        """Prepare for `node`; opens no file. `clock` returns the seconds since the machine started."""
+        self._node, self._state, self._entries = node, node.state, node.entries
+        self._directory = node.settings.value.of(MpsSettings).mps_dir
+        node.features.of(Use).mps_servers = self.server_pids
         self.daemons: Observable[Mapping[str, MpsGpu] | str] = Observable(mps.NOT_THERE)
         """The daemons of the supervisor, by the GPU's UUID, or why there is none."""
         self.others: Observable[frozenset[str]] = Observable(frozenset())
@@ -86,13 +73,13 @@ class Mps(NodeFeature):
         those who hold GPUs while MPS plays a part."""
         self.refuse = True
         """Containers are refused where MPS is required and not there."""
-        self._compute = False
+        self._compute = self._a_choice = False
         self.start_s, self.stop_s = mps.START_S, mps.STOP_S
         self.grace_s = mps.BEAT_S
         """How long a supervisor may be missing before that is reported: it may start together with us."""
         self.asked_for: frozenset[str] = frozenset()
         """The GPUs (by UUID) on which MPS is the means that the administrator wants."""
-        self._files = FileLink(self._directory, MPS_FILES, _WORDS, self.clock)
+        self._files = FileLink(self._directory, MPS_FILES, _WORDS, clock)
         self._directories: Mapping[str, MpsGpu] = {}
         """Of the last state that was read: a GPU keeps its directory, also while its supervisor or the file is gone."""
         self._complete = False
@@ -170,13 +157,14 @@ class Mps(NodeFeature):
     ) -> Mapping[str, str]:
         """Ask for MPS where it is wanted; return which of these GPUs cannot have it for those on them, and why."""
         asked = mps.wanted_on(gpus, enforcements, want)
-        self.refuse, self._compute = refuse, want.compute or self.limits_compute()
+        by_share = self._node.settings.value.of(MpsSettings).mps_compute == "by-share"
+        self.refuse, self._compute = refuse, want.compute or by_share
         self.ask_for(asked)
         return dict.fromkeys(asked & self.others.value if refuse else (), mps.WITHOUT_MPS)
 
     def ask_for(self, uuids: Iterable[str]) -> None:
         """Let MPS be the means that the administrator wants on these GPUs."""
-        asked = frozenset(uuids)
+        self._a_choice, asked = True, frozenset(uuids)
         if asked != self.asked_for:
             self.asked_for = asked
             self._worker.wake()
@@ -208,7 +196,8 @@ class Mps(NodeFeature):
     # --- For the answers to the kubelet ---------------------------------------------------------------------------
 
     def granting(self, request: GrantRequest) -> AbstractAsyncContextManager[Contribution] | None:  # noqa: D102
-        return self._granting(request) if self.on else None
+        # Where no feature chooses among means, none makes a client of a container that MPS would take for one.
+        return self._granting(request) if self.on and self._a_choice else None
 
     @asynccontextmanager
     async def _granting(self, request: GrantRequest) -> AsyncIterator[Contribution]:
@@ -380,33 +369,20 @@ class Mps(NodeFeature):
             found = self._troubles
         for uuid in self._troubles.keys() - found.keys():
             if needed and (not uuid or uuid in needed):
-                self._on_trouble(uuid, "")
+                self._tell(uuid, "")
         for uuid, why in found.items():
             if why != self._troubles.get(uuid):
-                self._on_trouble(uuid, why)
+                self._tell(uuid, why)
         self._troubles = found
+
+    def _tell(self, uuid: str, why: str) -> None:
+        """Tell that a GPU (empty: all) lacks the daemon that it needs, and why; empty: it has it again."""
+        name = f"{self._node.reports.name_of(uuid)} ({uuid})" if uuid else "this node"
+        if why:
+            self._node.api.announce(_log, "MPSNotReady", f"MPS does not serve {name}: {why}", "Observe", logging.ERROR)
+        else:
+            self._node.api.announce(_log, "MPSReady", f"MPS serves {name} again", "Observe", logging.INFO)
 
 
 def _others(present: Mapping[str, mps.MpsOccupancy]) -> frozenset[str]:
     return frozenset(uuid for uuid, occupancy in present.items() if occupancy.others)
-
-
-def make_mps(node: NodeContext) -> Mps:
-    """Return the feature for a node."""
-
-    def tell(uuid: str, why: str) -> None:
-        name = f"{node.reports.name_of(uuid)} ({uuid})" if uuid else "this node"
-        if why:
-            node.api.announce(_log, "MPSNotReady", f"MPS does not serve {name}: {why}", "Observe", logging.ERROR)
-        else:
-            node.api.announce(_log, "MPSReady", f"MPS serves {name} again", "Observe", logging.INFO)
-
-    made = Mps(
-        node.settings.value.of(MpsSettings).mps_dir,
-        node.state,
-        node.entries,
-        tell,
-        limits_compute=lambda: node.settings.value.of(MpsSettings).mps_compute == "by-share",
-    )
-    node.features.of(Use).mps_servers = made.server_pids
-    return made

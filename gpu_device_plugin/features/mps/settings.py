@@ -33,7 +33,7 @@ def _short(text: str) -> Path:
 class MpsSettings(Settings):
     """Where the agent meets the supervisor, and what MPS limits."""
 
-    mps_dir: Path = knob(_MPS_DIR, DIRECTORY, _MEANING, in_profile=False, after="soft_limit")
+    mps_dir: Path = knob(_MPS_DIR, DIRECTORY, _MEANING, in_profile=False)
     mps_compute: str = knob(
         "off",
         one_of("off", "by-share"),

@@ -89,7 +89,7 @@ class OverUse(NodeFeature):
                 continue
             self._outlooks[place] = expected
             new.append(place)
-            note = event_note(excess, self._gpu(place[2]), now, rules.response)
+            note = event_note(excess, self._state.node.shares.called(place[2]), now, rules.response)
             _log.warning("%s", note, extra=self._facts(excess))
             if excess.pod is not None:
                 reason = "GPUMemoryExceeded" if excess.granted_mib else "GPUTrespass"
@@ -103,7 +103,7 @@ class OverUse(NodeFeature):
         for uid in changed & pods.keys():
             booted_s = time.time() - time.monotonic()
             told = [
-                (excess, self._gpu(place[2]), rfc3339(booted_s + excess.since))
+                (excess, self._state.node.shares.called(place[2]), rfc3339(booted_s + excess.since))
                 for place, excess in excesses.items()
                 if place[0] == uid
             ]
@@ -127,14 +127,9 @@ class OverUse(NodeFeature):
         victims = self._evictor.next_victims(candidates)
         for pod, uuids in victims.values():
             ours = [excess for excess in excesses.values() if excess.pod == pod and excess.place[2] in uuids]
-            why = "; ".join(use_of(excess, self._gpu(excess.place[2])) for excess in ours[:4])
+            why = "; ".join(use_of(excess, self._state.node.shares.called(excess.place[2])) for excess in ours[:4])
             self._evictor.order(pod, uuids, "GPUMemoryEvicted", why, m.OVER_USE_EVICTIONS)
 
-    def _gpu(self, uuid: str) -> str:
-        shared = self._state.node.shares.by_uuid(uuid)
-        return f"the GPU {uuid}" if shared is None else shared.name
-
     def _facts(self, excess: Excess) -> dict[str, object]:
-        pod = excess.pod
-        name = excess.place[0] if pod is None else f"{pod.namespace}/{pod.name}"
+        name = str(excess.pod or excess.place[0])
         return {"pod": name, "used_mib": excess.used_mib, "granted_mib": excess.granted_mib}

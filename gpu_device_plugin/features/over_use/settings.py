@@ -16,7 +16,6 @@ class OverUseSettings(Settings):
         "evict, or evict-when-short (evict only while its GPU has too little free memory for what others were "
         "granted).",
         live=True,
-        after="condition",
     )
     over_use_slack_mib: int = knob(
         "512MiB",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping  # noqa: TC003 - msgspec looks it up in incidents
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpu_device_plugin.model.contract.keys import NODE_LIMITS, NODE_USE, MalformedAnnotationError, compact, text_in
@@ -59,6 +59,11 @@ class GpuUse:
     """By processes of no pod; None: unknown."""
 
 
+def _keyed(key: str, default: Any = None) -> Any:
+    """Return a field that has this key in JSON."""
+    return field(default=default, metadata={"key": key})
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerUse:
     """One container on one GPU."""
@@ -71,30 +76,30 @@ class ContainerUse:
     """Empty if only the pod is known."""
     gpu: int
     """The GPU's position."""
-    granted_mib: int
+    granted_mib: int = field(metadata={"key": "granted"})
     """Its guarantee. 0: the pod was not given this GPU. Without a container's name: what all containers of the pod have
     of it."""
-    used_mib: int | None = None
-    sm_percent: int | None = None
+    used_mib: int | None = _keyed("used")
+    sm_percent: int | None = _keyed("sm")
     """Its use of the GPU's multiprocessors, 0 to 100."""
     enforcement: Enforcement | None = None
     """None for a container with whole GPUs, or one that was given none."""
-    held: LimitStatus | None = None
-    found_mib: int | None = None
+    held: LimitStatus | None = field(default=None, metadata={"key": "limit"})
+    found_mib: int | None = _keyed("found")
     """The limit that the driver has."""
     why: str = ""
     """Why the limit is not held, as a sentence."""
-    over_since: str = ""
+    over_since: str = _keyed("over", "")
     """RFC 3339: since when it has used more than its limit, beyond the slack; empty: it does not."""
-    limit_mib: int | None = None
+    limit_mib: int | None = _keyed("most")
     """The most that it may use while that is free; None: what it was granted, it may not borrow."""
-    asked_at: str = ""
+    asked_at: str = _keyed("asked", "")
     """RFC 3339: since when it is asked to return what it borrows; empty: it is not."""
-    return_by: str = ""
+    return_by: str = _keyed("until", "")
     """RFC 3339: when its pod is evicted if it does not; empty: nothing evicts it."""
-    needed_by: str = ""
+    needed_by: str = _keyed("for", "")
     """``namespace/name`` of the pod that needs what it borrows."""
-    idle_since: str = ""
+    idle_since: str = _keyed("idle", "")
     """RFC 3339: since when its pod has left all of its GPUs idle; empty: it has not, or that is not known."""
 
     @property
@@ -130,26 +135,8 @@ class NodeUse:
     """Containers beyond the `Bounds`."""
 
 
-# The keys of JSON by field; fields with their default value are left out.
-_PART = {
-    "namespace": "namespace",
-    "pod": "pod",
-    "container": "container",
-    "gpu": "gpu",
-    "granted_mib": "granted",
-    "used_mib": "used",
-    "sm_percent": "sm",
-    "enforcement": "enforcement",
-    "held": "limit",
-    "found_mib": "found",
-    "why": "why",
-    "over_since": "over",
-    "limit_mib": "most",
-    "asked_at": "asked",
-    "return_by": "until",
-    "needed_by": "for",
-    "idle_since": "idle",
-}
+_PART = {each.name: each.metadata.get("key", each.name) for each in fields(ContainerUse)}
+"""The keys of JSON by field; fields with their default value are left out."""
 # A value that is not known here is of a newer agent.
 _ENFORCEMENTS: Mapping[Any, Enforcement] = {enforcement.value: enforcement for enforcement in Enforcement}
 _HELD: Mapping[Any, LimitStatus] = {held.value: held for held in LimitStatus}

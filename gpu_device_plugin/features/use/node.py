@@ -177,7 +177,7 @@ class UseReports(NodeFeature):
 
     def __init__(self, node: NodeContext) -> None:
         """Prepare to report on `node`."""
-        self._use, self._api, self._limits = node.features.of(Use), node.api, node.limit_states
+        self._use, self._node, self._limits = node.features.of(Use), node, node.limit_states
         self.clock: Callable[[], float] = time.monotonic
         self.soon_s = SOON_S
         self.seldom_s = SELDOM_S
@@ -187,7 +187,7 @@ class UseReports(NodeFeature):
         self._answering = asyncio.Lock()
 
     def tasks(self) -> Tasks:  # noqa: D102
-        return [self.run()] if self._api.has_access else []
+        return [self.run()] if self._node.api.has_access else []
 
     def routes(self) -> list[Route]:  # noqa: D102
         return [page_at(USE_PATH, self.page)]
@@ -215,7 +215,7 @@ class UseReports(NodeFeature):
         await Worker(self._write_if_due).run(*sources)
 
     def _report(self, *, fresh: bool) -> NodeUse:
-        use, api = self._use, self._api
+        use, api = self._use, self._node.api
         held, reading = use.holders(), use.reading.value
         self._names = names(self._names, held, reading)
         return node_use(
@@ -239,6 +239,6 @@ class UseReports(NodeFeature):
         due_s = due_in_s(self._written, use, now - self._written_at, self.soon_s, self.seldom_s)
         if due_s == 0.0:
             self._written, self._written_at = use, now
-            self._api.annotate_node({NODE_USE: write_node_use(use)})
+            self._node.reached_cluster.published.annotate({NODE_USE: write_node_use(use)})
             due_s = due_in_s(use, use, 0.0)
         return due_s

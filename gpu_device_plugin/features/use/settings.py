@@ -14,5 +14,4 @@ class UseSettings(Settings):
         duration(zero=True),
         "How often to read the memory that each container uses. 0s: never.",
         live=True,
-        after="extra_grant",
     )

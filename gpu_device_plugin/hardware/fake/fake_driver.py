@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.files import stamp_of
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.fake.description import read
@@ -16,7 +17,7 @@ from gpu_device_plugin.hardware.fake.fake_telemetry import FakeCondition
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.hardware.driver import Record
     from gpu_device_plugin.hardware.fake.description import Description
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY_S = 0.02
 _INVALID_ARGUMENT, _NOT_FOUND, _FUNCTION_NOT_FOUND = 2, 6, 13  # NVML's codes
-_OUT_OF_MEMORY = 2  # CUDA's code
 _LOUD = {"xid", "ecc", "remap", "recovery_action", "mig"}  # a driver reports events for these
 
 
@@ -52,7 +52,7 @@ class Fake:
         self._origin_s = origin_s
         self._clock = clock
         self._parent = os.getppid()
-        self._stamp = _stamp(source)
+        self._stamp = stamp_of(Path(source))
         self._description = _read_or_fail(source)
         self._reported = [event for event in self._description.events if event["at"] <= since_s]
         # A real driver that has lost a GPU does not find it again until it is reopened.
@@ -110,9 +110,8 @@ class Fake:
 
     def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:
         """Read the memory limits of cgroups; see `Driver.limits`."""
-        gpus, _ = self._hardware()
-        by_uuid = {gpu["uuid"]: gpu for gpu in gpus}
-        return [self._limit(path, by_uuid[uuid]) for uuid, path in wanted if uuid in self._listed and uuid in by_uuid]
+        gpus = self._limitable()
+        return [self._limit(path, gpus[uuid]) for uuid, path in wanted if uuid in gpus]
 
     def set_limits(self, wanted: list[tuple[str, str, int | None, int]]) -> list[Record]:
         """Set the memory limits of cgroups; see `Driver.set_limits`.
@@ -120,23 +119,11 @@ class Fake:
         They are kept in a file beside the description, so that another process reads them back. Memory in use beyond a
         limit stays. A limit that is described with a code is answered with it.
         """
-        gpus, _ = self._hardware()
-        by_uuid = {gpu["uuid"]: gpu for gpu in gpus}
-        return [
-            self._set_limit(path, by_uuid[uuid], hard, soft)
-            for uuid, path, hard, soft in wanted
-            if uuid in self._listed and uuid in by_uuid
-        ]
+        gpus = self._limitable()
+        return [self._set_limit(path, gpus[uuid], hard, soft) for uuid, path, hard, soft in wanted if uuid in gpus]
 
-    def allocate(self, uuid: str, path: str, mib: int) -> int:
-        """Have a process of a cgroup allocate memory, or with a negative amount free it; return CUDA's code."""
-        (gpu,) = (gpu for gpu in self._hardware()[0] if gpu["uuid"] == uuid)
-        now = self._limit(path, gpu)
-        used, hard = (now.get("used_mib") or 0) + mib, now.get("hard_mib")
-        if mib > 0 and hard is not None and used > hard:
-            return _OUT_OF_MEMORY
-        self._keep(uuid, path, [hard, now.get("soft_mib") or 0, used])
-        return 0
+    def _limitable(self) -> Mapping[str, Fields]:
+        return {gpu["uuid"]: gpu for gpu in self._hardware()[0] if gpu["uuid"] in self._listed}
 
     def _limit(self, path: str, gpu: Fields) -> Record:
         described = _described_limit(path, gpu)
@@ -205,7 +192,7 @@ class Fake:
         return gpus, node
 
     def _reread(self) -> None:
-        stamp = _stamp(self._source)
+        stamp = stamp_of(Path(self._source))
         if stamp != self._stamp:
             self._description = _read_or_fail(self._source)
             self._stamp = stamp
@@ -261,15 +248,6 @@ def _read_or_fail(source: str) -> Description:
         return read(source)
     except DescriptionError as error:
         raise HardwareError(driver.OTHER, str(error)) from error
-
-
-def _stamp(source: str) -> tuple[int, int, int] | None:
-    """Return a value that changes whenever the file changes; None without a file."""
-    try:
-        status = Path(source).stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _xid(uuid: str, event: Fields) -> Record:

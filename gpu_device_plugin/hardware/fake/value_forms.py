@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model import times
-from gpu_device_plugin.model.memory import InvalidSizeError, parse_mib
+from gpu_device_plugin.model.memory import parse_mib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -137,7 +137,7 @@ class Where:
                 raise self.error(f"unknown key {key!r}; known are {', '.join(known)}")
             try:
                 fields[key] = known[key](raw)
-            except (ValueError, InvalidSizeError) as error:
+            except ValueError as error:
                 raise self.inside(key).error(str(error)) from error
         return fields
 

@@ -74,26 +74,13 @@ class Nvml:
         HardwareError: NVML cannot be used, on opening.
     """
 
-    def __init__(  # noqa: PLR0917 - all but the first are for tests
-        self,
-        nvml: Any = pynvml,
-        pci_devices: str = "/sys/bus/pci/devices",
-        cgroups: str = "/sys/fs/cgroup",
-        own_cgroup: str = "/proc/self/cgroup",
-        mig_minors: str = "/proc/driver/nvidia-caps/mig-minors",
-        meminfo: str = "/proc/meminfo",
-    ) -> None:
-        """Load NVML through `nvml`, the module pynvml or a stand-in for it; the others are files of kernel and driver.
-
-        At `cgroups` control groups are mounted. In a container, runtimes mount the layout of its node: the hierarchy of
-        version 2, or a folder with those of version 1. `mig_minors` names the device node of each part of a GPU.
-        """
+    def __init__(self, nvml: Any = pynvml, root: str = "") -> None:
+        """Load NVML through `nvml`, the module pynvml or a stand-in for it; below `root` are /sys and /proc."""
         self._nvml = nvml
-        self._pci_devices = pci_devices
-        self._cgroups = cgroups
-        self._own_cgroup = own_cgroup
-        self._mig_minors = mig_minors
-        self._meminfo = meminfo
+        self._root = root
+        self._cgroups = f"{root}/sys/fs/cgroup"
+        """In a container, runtimes mount the layout of its node: the hierarchy of version 2, or a folder with those of
+        version 1."""
         self._gpus: dict[str, Any] = {}
         self._divided: dict[str, Instances] = {}
         """The instances of each GPU in MIG mode."""
@@ -223,7 +210,7 @@ class Nvml:
         from gpu_device_plugin.hardware.nvml.nvml_mig import Instances  # noqa: PLC0415 - the child saves memory without it
 
         instances = Instances(self._nvml, gpu, handle)
-        records, troubles = instances.inventory(self._mig_minors)
+        records, troubles = instances.inventory(f"{self._root}/proc/driver/nvidia-caps/mig-minors")
         self._divided[gpu["uuid"]] = instances
         return records, troubles
 
@@ -288,7 +275,7 @@ class Nvml:
     def _machine_mib(self) -> int:
         """Return the memory of the machine in MiB; 0 if it is not known."""
         try:
-            with open(self._meminfo, encoding="ascii", errors="replace") as file:  # noqa: PTH123 - as above
+            with open(f"{self._root}/proc/meminfo", encoding="ascii", errors="replace") as file:  # noqa: PTH123 - as above
                 words = next((line.split() for line in file if line.startswith("MemTotal:")), [])
             return int(words[1]) // 1024
         except (OSError, ValueError, IndexError):
@@ -319,7 +306,7 @@ class Nvml:
     def _cgroup_path(self) -> str:
         """Return the folder of this process's cgroup: a root cgroup has no limit to query."""
         try:
-            with open(self._own_cgroup, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - as above
+            with open(f"{self._root}/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - as above
                 own = next((line.strip().removeprefix("0::") for line in file if line.startswith("0::")), "/")
         except OSError:
             own = "/"
@@ -330,7 +317,7 @@ class Nvml:
     def _numa_node(self, pci: str) -> int | None:
         # Not nvmlDeviceGetNumaNodeId: that is the node of the GPU's own memory (Grace), not that of the CPUs near it.
         try:
-            with open(f"{self._pci_devices}/{pci}/numa_node", "rb") as file:  # noqa: PTH123 - pathlib costs 1 MB
+            with open(f"{self._root}/sys/bus/pci/devices/{pci}/numa_node", "rb") as file:  # noqa: PTH123 - pathlib costs 1 MB
                 node = int(file.read())
         except (OSError, ValueError):
             return None

@@ -218,8 +218,8 @@ for limits."""
 
 READ_ON_NODES = frozenset({NODE_GPUS, PLACEMENT_LABEL, CORDONS})
 """The annotations and labels of a node that the programs which place pods keep."""
-READ_BY_INSPECT = READ_ON_NODES | {NODE_LIMITS, NODE_USE}
-"""The annotations and labels of a node that inspect keeps. `NODE_USE` is large, and of no use to a scheduler."""
+READ_BY_INSPECT = READ_ON_NODES | {HELD_ROOM, NODE_LIMITS, NODE_USE}
+"""The annotations of a node that inspect keeps. `NODE_USE` is large, and of no use to a scheduler."""
 
 
 class MalformedAnnotationError(ValueError):

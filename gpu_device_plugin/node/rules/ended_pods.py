@@ -47,7 +47,7 @@ def pods_in_api(pods: Iterable[Pod], kubelet_version: str) -> PodsInApi | None:
         return None
     by_uid = {pod.kubelet_uid: pod for pod in pods}
     return PodsInApi(
-        names={uid: f"{pod.namespace}/{pod.name}" for uid, pod in by_uid.items()},
+        names={uid: str(pod) for uid, pod in by_uid.items()},
         ended=frozenset(uid for uid, pod in by_uid.items() if minor is not None and pod.ended and not pod.running),
         static=frozenset(uid for uid, pod in by_uid.items() if pod.static_uid),
     )

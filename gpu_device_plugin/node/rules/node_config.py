@@ -25,7 +25,7 @@ from gpu_device_plugin.model.shares import TooManySharesError, misread_exclusion
 from gpu_device_plugin.node.rules.container_grants import DEVICE_SPECS, ENVVAR, Delivery
 from gpu_device_plugin.node.rules.gpu_health import GpuHealth, gpu_condition, with_cards
 from gpu_device_plugin.node.rules.node import OPEN, Block
-from gpu_device_plugin.node.rules.serving_mode import AUTO, SERVING_MODES, Serving, ServingMode, wanted_mode
+from gpu_device_plugin.node.rules.serving_mode import SERVING_MODES, Serving, ServingMode, wanted_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.contract.cordons import Cordon
     from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.node.rules.gpu_health import NodeCondition
+    from gpu_device_plugin.settings.node import NodeSettings
 
 GONE = "the MIG instance exists no more"
 IN_MIG_MODE = "it is in MIG mode now"
@@ -41,25 +42,6 @@ _LABEL_VALUES: Mapping[str, Collection[str]] = MappingProxyType(
     {PLACEMENT_LABEL: POLICIES, SET_LIMITS_LABEL: LIMITS, MIG_LABEL: tuple(MigMode), SERVE_LABEL: SERVING_MODES}
 )
 """The values of each node label that overrides a setting."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeChoices:
-    """What the settings say of how a node gives its GPUs to pods."""
-
-    policy: str = FIT
-    mig: str = MigMode.OFF
-    serve: str = AUTO
-    excluded: tuple[str, ...] = ()
-    """UUIDs or NVML indexes of the GPUs that are not shared."""
-    resources: tuple[Resource, ...] = ()
-    """Those of whole GPUs and of shares."""
-    mig_domain: str = ""
-    """Domain of the resources of MIG profiles."""
-    delivery: Delivery = field(default_factory=Delivery)
-    """How GPUs reach containers, but for what follows from the node's labels."""
-    condition: bool = False
-    """The node condition GPUHealthy is wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +67,6 @@ class NodeFacts:
 class NodeConfig:
     """How a node gives its GPUs to pods."""
 
-    choices: NodeChoices = field(default_factory=NodeChoices)
     facts: NodeFacts = field(default_factory=NodeFacts)
     shares: Shares
     blocks: Mapping[str, Block] = field(default_factory=dict)
@@ -136,7 +117,7 @@ class NodeConfig:
 
 
 def derive(
-    choices: NodeChoices,
+    settings: NodeSettings,
     facts: NodeFacts,
     before: NodeConfig,
     *,
@@ -155,43 +136,41 @@ def derive(
             can share the present ones.
     """
     labelled, labels, inventory = labels is not None, labels or {}, facts.inventory
-    mig = mig_mode(choices.mig, labels.get(MIG_LABEL, ""))
+    mig = mig_mode(settings.mig, labels.get(MIG_LABEL, ""))
     shares, too_many = before.shares, before.too_many
     if (inventory, mig) != (before.facts.inventory, shares.mig):
-        shares, too_many = _cut(shares, inventory, choices.excluded, mig)
+        shares, too_many = _cut(shares, inventory, settings.exclude_gpus, mig)
 
     gpus = [shared.gpu for shared in shares.gpus if shared.listed and not shared.gone]
-    undeliverable = choices.delivery.why_not(gpus)
-    methods = choices.delivery.methods
+    delivery = Delivery(frozenset(settings.devices), settings.cdi_kind, labels.get(CGPU_DISABLE_LABEL) == "true")
+    undeliverable = delivery.why_not(gpus)
     if undeliverable:
-        methods = methods - {DEVICE_SPECS} or frozenset({ENVVAR})
-    delivery = replace(choices.delivery, methods=methods, cgpu_disable=labels.get(CGPU_DISABLE_LABEL) == "true")
+        delivery = replace(delivery, methods=delivery.methods - {DEVICE_SPECS} or frozenset({ENVVAR}))
     limits = means(shares, inventory.cgroup, labels)
     failed = out_of_service({uuid: state.reasons for uuid, state in health.items()}, shares)
     why_none = (facts.watched and shares.why_none) or facts.sentence
     return NodeConfig(
-        choices=choices,
         facts=facts,
         shares=shares,
         blocks=_blocks(shares, failed, facts.cordons, limits.closed),
-        policy=label if (label := labels.get(PLACEMENT_LABEL, "")) in POLICIES else choices.policy,
-        resources=(*choices.resources, *(Resource.of_profile(name, choices.mig_domain) for name in shares.profiles)),
+        policy=label if (label := labels.get(PLACEMENT_LABEL, "")) in POLICIES else settings.policy,
+        resources=(*settings.offered, *(Resource.of_profile(name, settings.domain_of_mig) for name in shares.profiles)),
         delivery=delivery,
         means=limits,
         labelled=labelled,
-        wanted_mode=wanted_mode(choices.serve, labels),
+        wanted_mode=wanted_mode(settings.serve, labels),
         claims=facts.serving.mode is ServingMode.DRA,
         why_not_offered="; ".join(facts.others) or facts.serving.waits,
         why_none=why_none,
-        condition=_condition(facts, health, shares, why_none) if choices.condition and facts.started else None,
+        condition=_condition(facts, health, shares, why_none) if settings.node_condition and facts.started else None,
         remarks=(
             *ignored_labels(labels).values(),
             *inventory.unread,
             *filter(
                 None,
                 (
-                    unknown_exclusions(choices.excluded, inventory),
-                    misread_exclusions(choices.excluded, inventory, shares),
+                    unknown_exclusions(settings.exclude_gpus, inventory),
+                    misread_exclusions(settings.exclude_gpus, inventory, shares),
                     shares.why_none,
                     undeliverable,
                 ),

@@ -18,14 +18,15 @@ from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.node.agent import NodeAgent
 from gpu_device_plugin.node.configuration import ListFullError
 from gpu_device_plugin.node.node_api import reach_api
-from gpu_device_plugin.settings.node import NodeSettings, settings_for
+from gpu_device_plugin.settings.sources import settings_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.node.feature_context import FeatureSpec
     from gpu_device_plugin.programs.agent.profile import ProfileChoice
+    from gpu_device_plugin.settings.node import NodeSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.node.node_publisher import Cleanup
 from gpu_device_plugin.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError
-from gpu_device_plugin.settings.node import settings_for
+from gpu_device_plugin.settings.sources import settings_for
 
 if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.config import ClusterConfig

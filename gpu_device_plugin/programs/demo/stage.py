@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.shares import SharedGpu
     from gpu_device_plugin.node.rules.node import Node
     from gpu_device_plugin.programs.demo.story import SceneContent, Story
+    from gpu_device_plugin.programs.demo.world import World
 
 _NARROWEST, _WIDEST = 80, 120
 _HEADINGS = ("GPU", "MODEL", "MEMORY", "SHARES", "", "HEALTH")
@@ -259,14 +260,14 @@ class DemoStage:
             if painter is not None:
                 painter.cancel()
                 await asyncio.gather(painter, return_exceptions=True)
-            self._draw(frame(number, story.look(), self._look()))
+            self._draw(frame(number, story.now, story.world, self._look()))
             self._write("")
             self._drawn = []
 
     async def _keep_drawing(self, number: str, story: Story) -> None:
         while True:
             size = shutil.get_terminal_size()
-            lines = frame(number, story.look(), self._look())
+            lines = frame(number, story.now, story.world, self._look())
             # A terminal wraps wider lines, and its cursor cannot move up into lines that have scrolled away.
             if size.columns >= _NARROWEST and len(lines) < size.lines:
                 self._draw(lines)
@@ -289,15 +290,16 @@ class DemoStage:
         return Look(min(max(width, _NARROWEST), _WIDEST), *self._marks, self._colour)
 
 
-def frame(number: str, shown: SceneContent, look: Look) -> list[str]:
-    """Draw one scene as lines of text."""
+def frame(number: str, shown: SceneContent, world: World, look: Look) -> list[str]:
+    """Draw one scene as lines of text, with the node as it is at this moment."""
     rule = "─" if look.full == "█" else "-"
     lines = [look.paint(f"{number} {shown.title} ".ljust(look.width, rule), ShareTone.HEADING)]
     lines += [*_paragraph(shown.caption, look.width), ""]
     if shown.left_out:
         return lines[:-1]
-    lines += [*table(shown.node, shown.held, look, shown.used, shown.unknown), ""]
-    lines += _paragraph(f"Allocatable: {shown.allocatable}", look.width)
+    lines += [*table(world.node, world.held(), look, world.used, world.unknown), ""]
+    offered = (f"{name} {world.healthy(name)} of {len(ids)}" for name, ids in world.devices_listed.items())
+    lines += _paragraph(f"Allocatable: {', '.join(offered)}", look.width)
     for who, what in shown.quotes:
         lines += _paragraph(f"{who}: {what}", look.width, "    ")
     for sentence, held in shown.checks:

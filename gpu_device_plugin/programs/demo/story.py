@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.model.placing import Room
     from gpu_device_plugin.model.shares import SharedGpu
-    from gpu_device_plugin.node.rules.node import Node
     from gpu_device_plugin.programs.demo.world import World
     from gpu_device_plugin.programs.web.web_program import PageServer
     from gpu_device_plugin.testing.pod_specs import Pod
@@ -23,18 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SceneContent:
-    """The content of a scene so far."""
+    """The content of a scene so far, beside its node."""
 
     title: str
-    node: Node
-    """The node at the last look."""
-    held: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """The devices of every pod that ran at the last look, by pod name."""
-    used: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """The MiB that the processes of pods used at the last look, by pod name and UUID of the GPU."""
-    unknown: frozenset[str] = frozenset()
-    """The UUIDs of the GPUs of which the kubelet had not been told anything at the last look."""
-    allocatable: str = ""
     caption: str = ""
     quotes: list[tuple[str, str]] = field(default_factory=list)
     """(source, text)."""
@@ -65,27 +55,17 @@ class Story:
     def __post_init__(self) -> None:
         self.world = self.home
         self._worlds = [self.home]
-        self.now = SceneContent("", self.home.node)
+        self.now = SceneContent("")
 
     async def play(self, title: str, scene: Callable[[Story], Awaitable[None]]) -> SceneContent:
         """Play one scene and return what it showed."""
-        self.now = SceneContent(title, self.world.node)
+        self.now = SceneContent(title)
         await scene(self)
         if not await self.world.until(self.world.settled):
             self.check("GPUs in use through one resource are fenced in the other.", held=False)
         self._expect_no_conflict()
         if self.page is not None and self.page.read and not self.now.left_out:
             await self.expect("The page shows it.", self._page_shows)
-        return self.look()
-
-    def look(self) -> SceneContent:
-        """Return the scene with the node as it is at this moment."""
-        world = self.world
-        self.now.node, self.now.held = world.node, world.held()
-        self.now.used, self.now.unknown = world.used, world.unknown
-        self.now.allocatable = ", ".join(
-            f"{resource} {world.healthy(resource)} of {len(ids)}" for resource, ids in world.devices_listed.items()
-        )
         return self.now
 
     # The elements of a scene

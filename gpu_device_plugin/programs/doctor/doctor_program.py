@@ -20,10 +20,9 @@ from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfigError, config_if_any
 from gpu_device_plugin.cluster.client.errors import ApiError, Call
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
-from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.report.finding import Unknown, examine, exit_code, report
 from gpu_device_plugin.core.report.findings.node_checks import CHECKS
-from gpu_device_plugin.core.report.findings.symptoms import NO_PROFILES, ApiSeen, NodeSeen, NodeSymptoms, Profiles
+from gpu_device_plugin.core.report.findings.symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles, node_seen
 from gpu_device_plugin.features.claims.claim_objects import GROUP
 from gpu_device_plugin.features.conflicts.rules import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
 from gpu_device_plugin.features.conflicts.settings import ConflictSettings
@@ -35,7 +34,6 @@ from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.features.mps.contract import STATE_FILE
 from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.features.over_use.settings import OverUseSettings
-from gpu_device_plugin.features.use.contract import node_report
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import Hardware, MonitorTimings
@@ -122,17 +120,8 @@ _LIBRARIES = (
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorDeadlines:
-    """The longest time that each component may take, in seconds."""
-
-    driver_s: float = 20.0
-    """Without persistence mode a driver needs a second or two for each GPU."""
-    answer_s: float = 5.0
-
-
-@dataclass(frozen=True, slots=True)
 class DoctorPlace:
-    """The directories that the doctor examines."""
+    """The directories that the doctor examines, and the longest time that each component may take, in seconds."""
 
     host_root: Path | None = None
     """The node's own file system; None: not visible here."""
@@ -140,6 +129,9 @@ class DoctorPlace:
     dev: Path = Path("/dev")
     libraries: Path | None = None
     """The directory of NVML, if the system's loader does not find it."""
+    driver_s: float = 20.0
+    """Without persistence mode a driver needs a second or two for each GPU."""
+    answer_s: float = 5.0
 
 
 def place(host_root: str, environ: Mapping[str, str]) -> DoctorPlace:
@@ -206,7 +198,7 @@ def main(
     with suppress(OSError):
         # In the agent's container we share its memory limit: at that limit the kernel has to kill us, not the agent.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    symptoms = asyncio.run(examined(settings, where, DoctorDeadlines(), agents_running, profiles))
+    symptoms = asyncio.run(examined(settings, where, agents_running, profiles))
     findings = examine(CHECKS, symptoms)
     show(report(findings, as_json=as_json), os.environ)
     return exit_code(findings)
@@ -215,16 +207,15 @@ def main(
 async def examined(
     settings: NodeSettings,
     where: DoctorPlace,
-    deadlines: DoctorDeadlines,
     agents_running: int | None = None,
     profiles: Profiles = NO_PROFILES,
 ) -> NodeSymptoms:
     """Examine all components at the same time."""
     async with asyncio.TaskGroup() as tasks:
-        driver = tasks.create_task(_driver(settings, where, deadlines), name="driver")
-        held = tasks.create_task(_pod_resources(settings, deadlines), name="PodResources")
-        agent = tasks.create_task(node_reading.ask(settings.http, deadlines.answer_s), name="agent")
-        api = tasks.create_task(_api(settings, deadlines), name="API server")
+        driver = tasks.create_task(_driver(settings, where), name="driver")
+        held = tasks.create_task(_pod_resources(settings, where), name="PodResources")
+        agent = tasks.create_task(node_reading.ask(settings.http, where.answer_s), name="agent")
+        api = tasks.create_task(_api(settings, where), name="API server")
     (view, telemetry), seen = driver.result(), api.result()
     folder, root = settings.device_plugin_dir, where.host_root
     invented, limits, mps_dir = settings.gpus != "nvml", settings.of(LimitSettings), settings.of(MpsSettings).mps_dir
@@ -310,10 +301,10 @@ def rights_of(settings: NodeSettings) -> tuple[Call, ...]:
 
 
 async def _driver(
-    settings: NodeSettings, where: DoctorPlace, deadlines: DoctorDeadlines
+    settings: NodeSettings, where: DoctorPlace
 ) -> tuple[HardwareView, tuple[GpuTelemetry, ...] | Unknown]:
     """Return the first view of the hardware, and the condition of its GPUs."""
-    timings = MonitorTimings(start_within_s=deadlines.driver_s)  # a first view comes by then, even if the driver hangs
+    timings = MonitorTimings(start_within_s=where.driver_s)  # a first view comes by then, even if the driver hangs
     try:
         hardware = Hardware(settings.gpus, timings=timings, library_dir=where.libraries)
     except DescriptionError as problem:
@@ -369,10 +360,10 @@ def with_driver_limits(allocations: Iterable[Allocation]) -> tuple[str, ...]:
 # --- The kubelet ------------------------------------------------------------------------------------------------------
 
 
-async def _pod_resources(settings: NodeSettings, deadlines: DoctorDeadlines) -> str:
+async def _pod_resources(settings: NodeSettings, where: DoctorPlace) -> str:
     names = [resource.name for resource in settings.offered]
     try:
-        await listed_pods(settings.pod_resources_socket, names, deadlines.answer_s)
+        await listed_pods(settings.pod_resources_socket, names, where.answer_s)
     except PodResourcesUnavailableError as problem:
         return str(problem)
     return ""
@@ -381,7 +372,7 @@ async def _pod_resources(settings: NodeSettings, deadlines: DoctorDeadlines) -> 
 # --- The API server ---------------------------------------------------------------------------------------------------
 
 
-async def _api(settings: NodeSettings, deadlines: DoctorDeadlines) -> ApiSeen | Unknown:
+async def _api(settings: NodeSettings, where: DoctorPlace) -> ApiSeen | Unknown:
     if settings.api == "off":
         return _API_OFF
     try:
@@ -390,7 +381,7 @@ async def _api(settings: NodeSettings, deadlines: DoctorDeadlines) -> ApiSeen | 
         return ApiSeen(settings.api, problem=str(problem))
     if config is None:
         return _API_UNREACHABLE
-    timing = Timing(connect_s=deadlines.answer_s, request_s=deadlines.answer_s)
+    timing = Timing(connect_s=where.answer_s, request_s=where.answer_s)
     async with Client(config, timing=timing) as client:
         asked_s = time.time()
         try:
@@ -413,17 +404,7 @@ async def _with_node(seen: ApiSeen, client: Client, name: str) -> ApiSeen:
         node = await OwnNode(client, name).read()
     except ApiError as problem:
         return replace(seen, node_problem=str(problem))
-    report, problems = node_report(node.annotations, time.time())
-    ours = NodeSeen(
-        name=name,
-        gpus=gpus_of_node(node.annotations, node.labels, 0, 0),
-        capacity=node.capacity,
-        allocatable=node.allocatable,
-        report=report,
-        report_problems=problems,
-        labels=node.labels,
-    )
-    return replace(seen, node=ours)
+    return replace(seen, node=node_seen(node, time.time()))
 
 
 async def _may(client: Client, right: Call) -> bool | None:

@@ -21,8 +21,7 @@ from gpu_device_plugin import metrics
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.symptoms import AgentSeen, Runtime
 from gpu_device_plugin.core.report.gauges import STREAM_UP
-from gpu_device_plugin.features.mps.contract import MpsStatus
-from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
+from gpu_device_plugin.features.mps.contract import MPS_FILES, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import BEAT_S, NOT_THERE, SILENT
 from gpu_device_plugin.file_link import FileLink, HelperWords
 from gpu_device_plugin.kubelet.procfs import boot_time

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,24 +18,23 @@ from gpu_device_plugin.core.cluster.usage import promise
 from gpu_device_plugin.features.elastic.contract import read_wish
 from gpu_device_plugin.model.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION, MEMORY_HELD, MEMORY_LIMIT
 from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.programs.extender.controller_context import LATEST_COMMIT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping
 
-    from gpu_device_plugin.cluster.writers.binder import Binder, PodRef
+    from gpu_device_plugin.cluster.writers.binder import PodRef
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.fitting import Fit
     from gpu_device_plugin.core.cluster.pod_demand import Ask
-    from gpu_device_plugin.fleet import Fleet
     from gpu_device_plugin.model.placing import Ranks
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Amounts, Resource
+    from gpu_device_plugin.model.resources import Amounts
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
+    from gpu_device_plugin.programs.extender.followed import Followed
 
 
 _log = logging.getLogger(__name__)
-
-LATEST_COMMIT_S = 60.0
-"""A request may take effect until this long after we gave up on it: kube-apiserver's default request timeout."""
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 """Names become part of a URL path; the API server accepts no others than these."""
@@ -46,10 +46,6 @@ _NO_CLAIM = (
     "its GPUs are given to ResourceClaims (DRA), and kube-scheduler has made no claim of the pod's limits; "
     "kube-scheduler chooses a node again"
 )
-
-
-async def _nothing(_node: str, _pod: PodRef) -> str:
-    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,31 +64,17 @@ class _Doubt:
 class Binding:
     """Binds pods within a fleet, many concurrently. The only writer of claims in it."""
 
-    _fleet: Fleet
-    _binder: Binder
-    _resources: Sequence[Resource]
+    _context: ControllerContext
+    _followed: Followed
     _: KW_ONLY
     current: Callable[[], Awaitable[None]]
     """Returns once the fleet has the bindings of other extenders made since our last one; it raises ApiError or
     TimeoutError."""
-    gpu_policy: Callable[[], str]
     ranks: Callable[[Candidate, Amounts], Ranks | None]
     """Returns what the policy `fit` prefers on a node, for a pod that requests these amounts."""
-    held: Callable[[Pod, Ask, Collection[str]], tuple[str, Candidate] | None] = lambda _pod, _ask, _nodes: None
-    """Returns room that is held for a pod on one of these nodes, as its UID and its node without any other room."""
-    taken: Callable[[str, str], None] = lambda _held, _pod: None
-    """Called with the UIDs of held room and of the pod once that is bound to it."""
-    before_bind: Callable[[str, PodRef], Awaitable[str]] = _nothing
+    before_bind: Callable[[str, PodRef], Awaitable[str]]
     """Awaited before the API server is asked to bind a pod to a node, once the fleet counts it there; returns why the
     pod must not be bound, or an empty text. Never raises."""
-    used_mib: Callable[[str], Mapping[int, int]] = lambda _node: {}
-    """Returns the memory in use on the GPUs of a node by position, where it is known."""
-    timeout_s: Callable[[], float]
-    clock: Callable[[], float]
-    """Returns monotonic seconds."""
-    wall_ns: Callable[[], int]
-    """Returns nanoseconds since the epoch, for display."""
-    check_doubts_s: float
 
     def __post_init__(self) -> None:
         self._underway: dict[str, asyncio.Future[str]] = {}
@@ -115,7 +97,7 @@ class Binding:
         if not all(map(_NAME.fullmatch, (ref.namespace, ref.name))):
             return "the pod's name or namespace is invalid: only lowercase letters, digits, dashes and dots are allowed"
         try:
-            async with asyncio.timeout(self.timeout_s()):
+            async with asyncio.timeout(self._context.settings().bind_timeout_s):
                 while (first := self._underway.get(ref.uid)) is not None:
                     await asyncio.wait({first})
                 done = self._underway[ref.uid] = asyncio.get_running_loop().create_future()
@@ -127,13 +109,13 @@ class Binding:
         except ApiError as error:
             return str(error)
         except TimeoutError as error:
-            return str(error) or f"the API server did not answer within {self.timeout_s():g} s"
+            return str(error) or f"the API server did not answer within {self._context.settings().bind_timeout_s:g} s"
 
     async def _bind(self, ref: PodRef, node: str) -> str:
         await self.current()
-        pod = self._fleet.pending.get(ref.uid)
+        pod = self._context.fleet.pending.get(ref.uid)
         if pod is None or not pod.containers or (pod.namespace, pod.name) != (ref.namespace, ref.name):
-            pod = await self._binder.read(ref.namespace, ref.name)
+            pod = await self._context.binder.read(ref.namespace, ref.name)
         if (why := self._unbindable(pod, ref, node)) is not None:
             return why
         doubt = self._doubts.get(ref.uid)
@@ -149,14 +131,14 @@ class Binding:
 
     async def _chosen(self, pod: Pod, ref: PodRef, node: str) -> str:
         """Choose the GPUs of a pod, unless kube-scheduler has, and bind it."""
-        asked = ask(pod, self._resources)
+        asked = ask(pod, self._context.resources)
         if isinstance(asked, Impossible):
             return asked.sentence
-        there = self._fleet.candidates.get(node)
+        there = self._context.fleet.candidates.get(node)
         if there is None:
             return f"node {node} is not known to the GPU scheduler"
         held = ""
-        if (kept := self.held(pod, asked, (node,))) is not None:
+        if (kept := self._followed.holds.for_pod(pod, asked, (node,))) is not None:
             held, there = kept
         if by_claims(asked, there):
             return await self._without_promise(asked, pod, ref, there)
@@ -167,14 +149,14 @@ class Binding:
         why = await self._claimed(pod, ref, node, promised, wait_s)
         if held and not why:
             # Until now the room counted twice. If the binding had failed, it would still be held.
-            self.taken(held, ref.uid)
+            self._followed.holds.taken(held, ref.uid)
         return why
 
     def _unbindable(self, pod: Pod, ref: PodRef, node: str) -> str | None:
         """Return why the pod cannot be bound, an empty text if it is bound to `node` already, None if it can be."""
         if pod.uid != ref.uid:
             return f"pod {ref} was deleted, and another pod now has its name"
-        entry, there = self._fleet.entries.get(pod.uid), self._fleet.candidates.get(node)
+        entry, there = self._context.fleet.entries.get(pod.uid), self._context.fleet.candidates.get(node)
         promised = entry is not None and not entry.usage.unplaced
         if pod.node_name == node and (promised or (there is not None and there.gpus.claims)):
             return ""  # the answer to an earlier call was lost
@@ -188,42 +170,42 @@ class Binding:
         """Bind a pod whose GPUs kube-scheduler itself has allocated: we give out nothing, and count nothing."""
         if isinstance(found := self._fit(asked, there, pod), Unfit):
             return f"node {there.name}: {found.sentence}"
-        claim = await self._binder.made_claim(ref.namespace, ref.name)
+        claim = await self._context.binder.made_claim(ref.namespace, ref.name)
         if not claim:
             # The node has begun to serve claims since kube-scheduler looked at it. Its kubelet would reject the pod.
             return f"node {there.name}: {_NO_CLAIM}"
-        await self._binder.bind(ref, there.name, {})
+        await self._context.binder.bind(ref, there.name, {})
         _log.info("bound", extra={"pod": str(ref), "node": there.name, "claim": claim})
         return ""
 
     def _promise(self, asked: Ask, pod: Pod, there: Candidate, held: str) -> tuple[Mapping[str, str], float] | str:
         """Return the promise for a pod, and in how many seconds its GPUs are available; or why the pod does not fit."""
         found, wait_s = self._fit(asked, there, pod), 0.0
-        if (settling := self._fleet.settling(there.name, held)) is not None:
+        if (settling := self._context.fleet.settling(there.name, held)) is not None:
             rest, opens = settling
             at_once = self._fit(asked, rest, pod)
-            found, wait_s = (found, opens - self.clock()) if isinstance(at_once, Unfit) else (at_once, 0.0)
+            found, wait_s = (found, opens - self._context.clock()) if isinstance(at_once, Unfit) else (at_once, 0.0)
         if isinstance(found, Unfit):
             return f"node {there.name}: {found.sentence}"
-        promised = promise(asked, found.placements, there.gpus, self.wall_ns())
+        promised = promise(asked, found.placements, there.gpus, round(self._context.wall() * 1e9))
         # A binding can overwrite an annotation but not remove one. An annotation by the pod's owner would stand beside
         # the promise and, if malformed, make the promise unreadable.
         void = {key: text for key, text in _VOID.items() if key in pod.annotations} if promised else {}
         return {**void, **promised}, wait_s
 
     def _fit(self, asked: Ask, node: Candidate, pod: Pod) -> Fit | Unfit:
-        found = fit(asked, node, self.gpu_policy(), self.ranks(node, pod.amounts))
+        found = fit(asked, node, self._context.settings().gpu_policy, self.ranks(node, pod.amounts))
         if isinstance(found, Unfit) or MEMORY_LIMIT not in pod.annotations:
             return found
         wish = read_wish(pod.annotations, MEMORY_LIMIT)
         members = [member for part in asked.parts if part.demand.kind is Kind.MEMORY for member in part.members]
         borrows = any((wish.of(container.name) or 0) > amount for container, amount in members)
-        return with_room_to_borrow(found, asked, node, self.used_mib(node.name)) if borrows else found
+        return with_room_to_borrow(found, asked, node, self._followed.used_mib.get(node.name, {})) if borrows else found
 
     async def _claimed(self, pod: Pod, ref: PodRef, node: str, promised: Mapping[str, str], wait_s: float = 0.0) -> str:
         # No await between the choice and this line: the next request finds the GPU claimed.
         claimed = replace(pod, node_name=node, annotations={**pod.annotations, **promised})
-        self._fleet.claim(claimed)
+        self._context.fleet.claim(claimed)
         again = ref.uid in self._doubts
         sent = False
         try:
@@ -234,21 +216,21 @@ class Binding:
             sent = True
         finally:
             if not (sent or again):
-                self._fleet.release(ref.uid)
+                self._context.fleet.release(ref.uid)
         try:
-            await self._binder.bind(ref, node, promised)
+            await self._context.binder.bind(ref, node, promised)
         except BindError:
             # This request certainly failed; earlier ones may still take effect.
             if not again:
-                self._fleet.release(ref.uid)
+                self._context.fleet.release(ref.uid)
             raise
         except BaseException:
-            self._doubts[ref.uid] = _Doubt(ref, claimed, promised, self.clock())
-            self._fleet.doubt(ref.uid)
+            self._doubts[ref.uid] = _Doubt(ref, claimed, promised, self._context.clock())
+            self._context.fleet.doubt(ref.uid)
             self._doubted.set()
             raise
         self._doubts.pop(ref.uid, None)
-        self._fleet.confirm(ref.uid)
+        self._context.fleet.confirm(ref.uid)
         where = promised.get(ALLOCATION) or promised.get(INIT_ALLOCATION, "")
         _log.info("bound", extra={"pod": str(ref), "node": node, "gpus": where})
         return ""
@@ -259,7 +241,7 @@ class Binding:
         """Resolve the bindings that are in doubt. Ends only by cancellation."""
         while True:
             await self._doubted.wait()
-            await asyncio.sleep(self.check_doubts_s)
+            await asyncio.sleep(self._context.timings.check_doubts_s)
             await self.check_doubts()
             if not self._doubts:
                 self._doubted.clear()
@@ -273,9 +255,9 @@ class Binding:
     async def _resolved(self, doubt: _Doubt) -> bool:
         if not self._stands(doubt):
             return True  # the watch has shown the outcome
-        asked_at = self.clock()
+        asked_at = self._context.clock()
         try:
-            pod: Pod | None = await self._binder.read(doubt.ref.namespace, doubt.ref.name)
+            pod: Pod | None = await self._context.binder.read(doubt.ref.namespace, doubt.ref.name)
         except NotFoundError:
             pod = None
         except ApiError:
@@ -287,19 +269,19 @@ class Binding:
         """Apply the state of a pod, read at `asked_at` or later, to the fleet; return whether the doubt is resolved."""
         if pod is None or pod.uid != doubt.ref.uid:
             # It may have been bound and then deleted by force, and its containers may still run.
-            self._fleet.remove_pod(doubt.claimed, self.clock())
+            self._context.fleet.remove_pod(doubt.claimed, self._context.clock())
         elif pod.node_name:
-            self._fleet.put_pod(pod, self.clock())
+            self._context.fleet.put_pod(pod, self._context.clock())
         elif not pod.deleting and (doubt.ref.uid in self._underway or asked_at - doubt.since < LATEST_COMMIT_S):
             return False
         else:  # no request can still take effect, or the pod is being deleted, and the API server binds no such pod
             where = {"pod": str(doubt.ref), "node": doubt.claimed.node_name}
             _log.warning("an unanswered binding has not been made", extra=where)
-            self._fleet.release(doubt.ref.uid)
+            self._context.fleet.release(doubt.ref.uid)
         return True
 
     def _stands(self, doubt: _Doubt) -> bool:
-        entry = self._fleet.entries.get(doubt.ref.uid)
+        entry = self._context.fleet.entries.get(doubt.ref.uid)
         return self._doubts.get(doubt.ref.uid) is doubt and entry is not None and entry.claimed
 
 
@@ -316,18 +298,13 @@ class Freshness:
     """Raises if it cannot."""
     _clock: Callable[[], float]
     """Returns monotonic seconds."""
-    catches: int = field(default=0, init=False)
-    """The number of times that catching up was necessary."""
+    _term: Callable[[], int]
+    """Returns a number that changes whenever others may have bound pods until now."""
 
     def __post_init__(self) -> None:
-        self._fresh_at: float | None = None
-        self._losses = 0
+        self._fresh_at = -math.inf
+        self._known_term: int | None = None
         self._one_at_a_time = asyncio.Lock()
-
-    def lost(self) -> None:
-        """Record that others may have bound pods until now: any earlier catch-up is out of date."""
-        self._fresh_at = None
-        self._losses += 1
 
     async def __call__(self) -> None:
         """Return once the bindings of others are known; to be called before every binding.
@@ -338,12 +315,12 @@ class Freshness:
         if not self._is_fresh():
             # The lock spans an await on purpose: all callers wait for the same catch-up.
             async with self._one_at_a_time:
-                losses = self._losses if self._is_fresh() else None
-                while losses != self._losses:
-                    losses = self._losses
+                term = self._known_term if self._is_fresh() else None
+                while term != self._term():
+                    term = self._term()
                     await self._catch_up()
-                    self.catches += 1
+                self._known_term = term
         self._fresh_at = self._clock()
 
     def _is_fresh(self) -> bool:
-        return self._fresh_at is not None and self._clock() - self._fresh_at < PAUSE_S
+        return self._known_term == self._term() and self._clock() - self._fresh_at < PAUSE_S

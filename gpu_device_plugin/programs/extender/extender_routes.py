@@ -1,4 +1,7 @@
-"""The extender's HTTP endpoints: the scheduler's calls, probes, metrics, and `/quiet` for kube-scheduler's shutdown."""
+"""The extender's HTTP endpoints: the scheduler's calls, probes, metrics, and `/quiet` for kube-scheduler's shutdown.
+
+What decides whether they may be answered is here too: whether the cluster is known, and which extender is active.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,28 @@ import asyncio
 import logging
 import math
 import time
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import JSON, Page, Request, Route, page_at
 from gpu_device_plugin.aio.waiting import wait_within
+from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT
+from gpu_device_plugin.cluster.lease import holder_of
 from gpu_device_plugin.cluster.writers.binder import PodRef
 from gpu_device_plugin.scheduler import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Hashable, Mapping
 
     from gpu_device_plugin.cluster.lease import Lease
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.cluster.reflector import Reflector
     from gpu_device_plugin.core.cluster.other_pods import OtherPod
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.programs.extender.binding import Binding
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
     from gpu_device_plugin.programs.extender.verbs import Verbs
 
     Watches = Mapping[str, Reflector[NodeRecord] | Reflector[Pod | OtherPod]]
@@ -37,19 +43,20 @@ PREFIX = "/gpushare-scheduler"
 
 _LONGEST_FIELD = 600
 """Characters of one field in a log line."""
+_TERM_S = 1.0
+"""How long the holder of kube-scheduler's Lease is remembered. Another needs more than 10 s to take it."""
+_READ_S = 2.0
+"""Timeout of reading it."""
 
 
 @dataclass(eq=False, repr=False)
 class ExtenderRoutes:
     """Routes each request to the part that answers it."""
 
+    _context: ControllerContext
     _verbs: Verbs
     _binding: Binding
     _readiness: Readiness
-    _metrics: m.Metrics
-    _: KW_ONLY
-    quiet_within_s: Callable[[], float]
-    """How long `/quiet` may wait, seconds."""
 
     def __post_init__(self) -> None:
         self.quiet = asyncio.Event()
@@ -71,15 +78,15 @@ class ExtenderRoutes:
     def for_monitoring(self) -> list[Route]:
         """Return the routes of the address for monitoring and the kubelet."""
         routes = [*self._probes(), page_at("/quiet", self._quiet)]
-        if isinstance(self._metrics, m.PrometheusMetrics):
-            routes.append(page_at("/metrics", self._metrics.page))
+        if isinstance(self._context.metrics, m.PrometheusMetrics):
+            routes.append(page_at("/metrics", self._context.metrics.page))
         return routes
 
     def _verb(self, name: str, answer: Callable[[bytes], bytes]) -> Callable[[Request], Awaitable[Page]]:
         async def answered(request: Request) -> Page:
             began = time.perf_counter()
             body = answer(request.body)
-            self._metrics.took(m.VERBS, time.perf_counter() - began, name, "answered")
+            self._context.metrics.took(m.VERBS, time.perf_counter() - began, name, "answered")
             return self._json(body)
 
         return answered
@@ -102,8 +109,8 @@ class ExtenderRoutes:
         except wire.UnreadableRequestError as error:
             why = str(error)
         outcome = "refused" if why else "bound"
-        self._metrics.count(m.BINDS, outcome)
-        self._metrics.took(m.VERBS, time.perf_counter() - began, "bind", outcome)
+        self._context.metrics.count(m.BINDS, outcome)
+        self._context.metrics.took(m.VERBS, time.perf_counter() - began, "bind", outcome)
         return self._json(wire.binding_result(why))
 
     async def _inspect(self, request: Request) -> Page:
@@ -123,7 +130,8 @@ class ExtenderRoutes:
 
         The kube-scheduler in the same pod waits for this answer before it releases its lease.
         """
-        quiet = await wait_within(self.quiet_within_s(), self.quiet.wait())
+        within_s = self._context.settings().bind_timeout_s + self._context.timings.quiet_s
+        quiet = await wait_within(within_s, self.quiet.wait())
         return Page("quiet\n" if quiet else "this extender has not been asked to stop\n")
 
 
@@ -135,13 +143,10 @@ async def _version() -> Page:
 class Readiness:
     """The reasons why this extender is not ready. All are temporary but its shutdown."""
 
+    _context: ControllerContext
     _watches: Watches
     _lease: Lease | None
     """None: this extender has no replicas."""
-    _clock: Callable[[], float]
-    """Returns monotonic seconds."""
-    _unfollowed_s: float
-    """How old the view of the cluster may be while a watch is broken."""
     shutting_down: bool = field(default=False, init=False)
     """The extender is shutting down, and accepts no new work."""
 
@@ -161,7 +166,7 @@ class Readiness:
 
     def record_watches(self) -> None:
         """Record which watches are current; to be called periodically."""
-        now = self._clock()
+        now = self._context.clock()
         for what, watch in self._watches.items():
             if watch.live or watch.problem is None or what not in self._followed_at:
                 self._followed_at[what] = now
@@ -173,7 +178,7 @@ class Readiness:
 
     def unknown(self) -> tuple[str, ...]:
         """Return for each kind why its objects are unknown or out of date; empty if all are current."""
-        oldest = self._clock() - self._unfollowed_s
+        oldest = self._context.clock() - self._context.timings.unfollowed_s
         found = []
         for what, watch in self._watches.items():
             why = f": {watch.problem}" if watch.problem is not None else ""
@@ -189,3 +194,36 @@ class Readiness:
         if self._lease.problem is not None:
             return (f"whether this extender may lead is unknown: {self._lease.problem}",)
         return (f"another extender leads: {self._lease.holder or 'none yet'}",)
+
+
+@dataclass(eq=False, repr=False)
+class Leadership:
+    """Whether this extender is the active one. Of several, that is the one whose kube-scheduler leads."""
+
+    _context: ControllerContext
+    _readiness: Readiness
+
+    def __post_init__(self) -> None:
+        settings = self._context.settings()
+        self._lease = settings.namespace(SERVICE_ACCOUNT), settings.scheduler_lease
+        """Namespace and name of that of the kube-scheduler beside this extender; without a name no other extender is
+        there, or they elect the active one themselves."""
+        self._identity = settings.holder()
+        """The host name of this pod, with which kube-scheduler's own identity begins."""
+        self._read: tuple[float, Hashable | None] | None = None
+
+    async def term(self, within_s: float = _TERM_S) -> Hashable | None:
+        """Return what stays equal for as long as no other extender can have been active; None: this one is not.
+
+        The Lease was read at most `within_s` ago. Raises ApiError.
+        """
+        if self._readiness.unready():
+            return None
+        if not self._lease[1]:
+            return ("elected", self._readiness.term)
+        now = self._context.clock()
+        if self._read is None or now - self._read[0] > within_s:
+            holder, transitions = await holder_of(self._context.client, *self._lease, timeout_s=_READ_S)
+            ours = holder.rpartition("_")[0] == self._identity
+            self._read = now, (holder, transitions) if ours else None
+        return self._read[1]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass, fields, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.decoding import NodeRecord
-from gpu_device_plugin.cluster.store import Applied
-from gpu_device_plugin.core.capacity.movable import Evictability
+from gpu_device_plugin.cluster.store import Store, replacing
+from gpu_device_plugin.core.capacity.movable import Evictability, Residents
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.model.contract.keys import (
@@ -22,30 +21,28 @@ from gpu_device_plugin.model.contract.keys import (
     MOVE_TO,
     NODE_USE,
     STAND_IN,
-    STARTUP_TAINT,
     SWITCH_LABEL,
     TOO_LONG,
     WHEN_IDLE,
     WISHES,
 )
-from gpu_device_plugin.model.contract.nodelabels import switched_on
 from gpu_device_plugin.model.gpus import MOST_GPUS
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.sharing import Shared
 from gpu_device_plugin.model.times import epoch_s
+from gpu_device_plugin.programs.extender.holds import Holds
+from gpu_device_plugin.programs.extender.resizing import Resizes
 from gpu_device_plugin.view.movable_pods import evictability
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.cluster.store import Store
-    from gpu_device_plugin.fleet import Fleet
+    from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.model.gpus import Links
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Owner
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.extender.holds import Holds
-    from gpu_device_plugin.programs.extender.resizes import Resizes
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
 
 _KEPT = frozenset({KEPT_NODE, *KEEPS})
 READ_ON_NODES = _KEPT | {HELD_ROOM, SWITCH_LABEL, HOSTNAME}
@@ -54,8 +51,6 @@ _READ_ON_PODS = WISHES | {MOVE_TO, IDLE_SINCE, WHEN_IDLE}
 _NO_FACTS = Evictability()
 _ACTED_ON = frozenset({MOVE_TO, IDLE_SINCE})
 """The annotations of pods that ask for something to be done."""
-_GOING = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"})
-"""Keys of the taints of a node whose pods an autoscaler evicts before it removes the node."""
 _OF_ONE_NODE = frozenset({"DaemonSet", "Node"})
 """The kinds of controllers whose pods can run on their node alone."""
 _MOST_COUNTED = 10_000
@@ -65,44 +60,12 @@ _MOST_LINKS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class FollowedNode(NodeRecord):
-    """A node, of its annotations with those alone that keep autoscalers from it."""
+class PodWithFacts(Pod):
+    """A pod, with what of its JSON decides to which nodes it may go."""
 
-    @classmethod
-    def of(cls, node: NodeRecord) -> FollowedNode:
-        """Return a node with what is kept of it."""
-        kept = replace(node, annotations={key: text for key, text in node.annotations.items() if key in _KEPT})
-        return cls(*(getattr(kept, each.name) for each in fields(kept)))
-
-    @property
-    def shares_gpus(self) -> bool:
-        """Whether its label enables sharing, whether or not its agent runs yet."""
-        return switched_on(self.labels)
-
-    @property
-    def offers(self) -> bool:
-        """Whether its kubelet has some of our resources to give."""
-        return any(self.allocatable.values())
-
-    @property
-    def created_s(self) -> float:
-        """When it was made, seconds since the epoch."""
-        return epoch_s(self.created) or 0.0
-
-    @property
-    def hostname(self) -> str:
-        """Its host name by its label."""
-        return self.labels.get(HOSTNAME, self.name)
-
-    @property
-    def going(self) -> bool:
-        """Whether an autoscaler is about to remove it."""
-        return any(taint.key in _GOING for taint in self.taints)
-
-    @property
-    def open(self) -> bool:
-        """Whether pods may come to it."""
-        return self.ready and not self.unschedulable and not self.going
+    facts: Evictability = field(default=_NO_FACTS, compare=False)
+    unschedulable_s: float | None = field(default=None, compare=False)
+    """Since when its scheduler finds no node for it, in seconds since the epoch by the API server's clock."""
 
 
 @dataclass(eq=False)
@@ -113,23 +76,21 @@ class Followed:
     room: it teaches nothing.
     """
 
-    fleet: Fleet
-    resources: Sequence[Resource]
-    holds: Holds
-    resizes: Resizes
-    _: KW_ONLY
-    observe: Callable[[Pod | OtherPod], None] = lambda _pod: None
-    clock: Callable[[], float]
-    """Returns monotonic seconds."""
-    every_pod: bool
-    """Keep all bound pods, with what decides whether they may be moved; not those alone that somebody wants to move."""
-    waiting_pods: bool = True
-    """Keep what decides which nodes would help the pods that wait."""
+    _context: ControllerContext
 
     def __post_init__(self) -> None:
+        settings = self._context.settings()
+        self.every_pod = settings.follows_every_pod
+        """Keep all bound pods, and what decides whether they may be moved; not those alone that are to be moved."""
+        self._waiting_pods = settings.follows_waiting_pods
+        """Keep what decides which nodes would help the pods that wait."""
+        self.observe: Callable[[Pod | OtherPod], None] = lambda _pod: None
+        """Called with each pod once, when it is seen bound."""
+        self.holds = Holds(self._context)
+        self.resizes = Resizes(self._context)
         self.pods: dict[str, Pod] = {}
         """By UID, bound and not ended."""
-        self.nodes: dict[str, FollowedNode] = {}
+        self.nodes: dict[str, NodeRecord] = {}
         """By name."""
         self.changes = 0
         """How often what is kept of a node has changed."""
@@ -137,25 +98,17 @@ class Followed:
         """By UID of each pod for which its scheduler has found no node: since when, in seconds since the epoch."""
         self.stand_ins: dict[str, Pod] = {}
         """By UID, the pods that stand for wanted room."""
-        self.closed: set[str] = set()
-        """The nodes that are cordoned or not ready."""
-        self.starting: set[str] = set()
-        """The nodes with `STARTUP_TAINT`."""
-        self.marked: set[str] = set()
-        """The nodes that the extender has kept from autoscalers, or did once."""
-        self.draining: set[str] = set()
-        """The nodes that an autoscaler is about to remove, and those that are cordoned."""
         self.used_mib: dict[str, Mapping[int, int]] = {}
         """By node, the memory in use on each GPU by position, where its agent tells it."""
         self.use_read_at: dict[str, float] = {}
         """By node, when its agent last read the use of its GPUs, in seconds since the epoch."""
-        self._on_node: dict[str, dict[str, Pod]] = {}
-        self._facts: dict[str, Evictability] = {}
         self._shared: Shared[str, Evictability] = Shared()
-        self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in self.resources}
+        self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in self._context.resources}
         self._links: dict[str, Links] = {}
-        self.pod_store: Store[Pod | OtherPod] = Applied(self.replace_pods, self.put_pod, self.remove_pod)
-        self.node_store: Store[NodeRecord] = Applied(self.replace_nodes, self.put_node, self.remove_node)
+        self.pod_store: Store[Pod | OtherPod] = Store(self.replace_pods, self.put_pod, self.remove_pod)
+        self.node_store: Store[NodeRecord] = Store(
+            replacing(self.nodes.values, self.put_node, self.remove_node), self.put_node, self.remove_node
+        )
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
@@ -164,18 +117,18 @@ class Followed:
         if self._comes(pod):
             self.observe(pod)
         if isinstance(pod, OtherPod):
-            self.fleet.put_other(pod)
+            self._context.fleet.put_other(pod)
             return
-        self.fleet.put_pod(pod, self.clock())
+        self._context.fleet.put_pod(pod, self._context.clock())
         self.resizes.put(pod)
         self._keep(pod)
 
     def remove_pod(self, pod: Pod | OtherPod) -> None:
         """Remove a pod, given its last state."""
         if isinstance(pod, OtherPod):
-            self.fleet.remove_other(pod)
+            self._context.fleet.remove_other(pod)
             return
-        self.fleet.remove_pod(pod, self.clock())
+        self._context.fleet.remove_pod(pod, self._context.clock())
         self.resizes.remove(pod.uid)
         self._forget(pod.uid)
 
@@ -185,13 +138,13 @@ class Followed:
         for each in sorted(filter(self._comes, pods), key=lambda pod: pod.created)[-_MOST_COUNTED:]:
             self.observe(each)
         there = {pod.uid: pod for pod in pods if isinstance(pod, Pod)}
-        self.fleet.replace_pods(tuple(there.values()), self.clock())
+        self._context.fleet.replace_pods(tuple(there.values()), self._context.clock())
         self.resizes.replace(there)
         for uid in [uid for uid in (*self.pods, *self.stand_ins, *self.unschedulable) if uid not in there]:
             self._forget(uid)
         for pod in there.values():
             self._keep(pod)
-        self.fleet.replace_others(each for each in pods if isinstance(each, OtherPod))
+        self._context.fleet.replace_others(each for each in pods if isinstance(each, OtherPod))
 
     def _comes(self, pod: Pod | OtherPod) -> bool:
         """Return whether a pod is seen bound for the first time, and says something of what comes."""
@@ -199,11 +152,15 @@ class Followed:
             return False
         if isinstance(pod, OtherPod):
             # A pod that had no choice of its node says nothing of what comes to other nodes.
-            return not pod.bound_to_node and self.fleet.gains_other(pod)
-        entry = self.fleet.entries.get(pod.uid)
+            return not pod.bound_to_node and self._context.fleet.gains_other(pod)
+        entry = self._context.fleet.entries.get(pod.uid)
         return bool(pod.node_name) and not pod.deleting and (entry is None or not entry.seen)
 
     def _keep(self, pod: Pod) -> None:
+        known = self.unschedulable.pop(pod.uid, math.inf)
+        if isinstance(pod, PodWithFacts) and pod.unschedulable_s is not None:
+            # The clock of the API server may be ahead of ours.
+            self.unschedulable[pod.uid] = min(pod.unschedulable_s, known, self._context.wall())
         if is_stand_in(pod):
             self.stand_ins[pod.uid] = pod
         elif not pod.node_name and not pod.ended:
@@ -212,48 +169,39 @@ class Followed:
             self._forget(pod.uid)
         else:
             self.stand_ins.pop(pod.uid, None)
-            self.pods[pod.uid] = kept = _brief(pod)
-            self._on_node.setdefault(pod.node_name, {})[pod.uid] = kept
+            self.pods[pod.uid] = _brief(pod)
 
-    def note(self, pod: Pod, raw: msgspec.Raw) -> None:
-        """Note what of a pod's JSON decides to which nodes it may go, before the pod itself is added."""
-        known = self.unschedulable.pop(pod.uid, math.inf)
-        self._facts.pop(pod.uid, None)
+    def with_facts(self, pod: Pod, raw: msgspec.Raw) -> Pod:
+        """Return a pod, as it is read, with what of its JSON decides to which nodes it may go, where that matters."""
         if pod.node_name:
             follows = self.every_pod or MOVE_TO in pod.annotations
         else:
-            follows = self.waiting_pods and bool(pod.containers) and not pod.deleting
+            follows = self._waiting_pods and bool(pod.containers) and not pod.deleting
         if not follows or pod.ended:
-            return
+            return pod
         facts, since = evictability(raw)
-        if not pod.node_name:
-            if since is None:
-                return
-            # The clock of the API server may be ahead of ours.
-            self.unschedulable[pod.uid] = min(since, known, self.holds.wall())
-        self._facts[pod.uid] = self._shared.one(repr(facts), lambda: facts)
+        if since is None and not pod.node_name:
+            return pod
+        facts = self._shared.one(repr(facts), lambda: facts)
+        values: dict[str, Any] = {each.name: getattr(pod, each.name) for each in fields(pod)}
+        return PodWithFacts(**values, facts=facts, unschedulable_s=None if pod.node_name else since)
 
     def facts(self, uid: str) -> Evictability:
         """Return what decides whether a pod may be moved."""
-        return self._facts.get(uid, _NO_FACTS)
+        pod = self.pods.get(uid) or self._context.fleet.pending.get(uid)
+        return pod.facts if isinstance(pod, PodWithFacts) else _NO_FACTS
 
     def _forget(self, uid: str) -> None:
-        self._facts.pop(uid, None)
         self.unschedulable.pop(uid, None)
         self._unbound(uid)
 
     def _unbound(self, uid: str) -> None:
         self.stand_ins.pop(uid, None)
-        pod = self.pods.pop(uid, None)
-        if pod is not None:
-            there = self._on_node[pod.node_name]
-            del there[uid]
-            if not there:
-                del self._on_node[pod.node_name]
+        self.pods.pop(uid, None)
 
-    def on_node(self, name: str) -> Iterable[Pod]:
+    def on_node(self, name: str) -> Sequence[Pod]:
         """Return the pods on a node."""
-        return self._on_node.get(name, {}).values()
+        return [self.pods[each.uid] for each in self._context.fleet.on_node(name) if each.uid in self.pods]
 
     def to_move(self) -> Sequence[Pod]:
         """Return the pods that somebody wants to move."""
@@ -267,45 +215,23 @@ class Followed:
 
     def put_node(self, node: NodeRecord) -> None:
         """Add or update a node."""
-        now = FollowedNode.of(node)
+        now = replace(node, annotations={key: text for key, text in node.annotations.items() if key in _KEPT})
         self.changes += self.nodes.get(node.name) != now
         self.nodes[node.name] = now
-        self._sort(
-            node.name,
-            closed=node.unschedulable or not node.ready,
-            starting=any(taint.key == STARTUP_TAINT for taint in now.taints),
-            marked=KEPT_NODE in now.annotations,
-            draining=now.unschedulable or now.going,
-        )
         self._note_use(node.name, node.annotations.get(NODE_USE))
         memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
         if len(self._links) > _MOST_LINKS:
             self._links.clear()
         gpus = gpus_of_node(node.annotations, node.labels, memory, count, self._links)
-        self.fleet.put_node(node.name, gpus, node.cpu_and_memory)
+        self._context.fleet.put_node(node.name, gpus, node.cpu_and_memory)
         self.holds.put_node(node)
 
     def remove_node(self, node: NodeRecord) -> None:
         """Forget a node."""
         self.changes += self.nodes.pop(node.name, None) is not None
-        self._sort(node.name)
         self._note_use(node.name, None)
-        self.fleet.remove_node(node.name)
+        self._context.fleet.remove_node(node.name)
         self.holds.remove_node(node.name)
-
-    def replace_nodes(self, nodes: Sequence[NodeRecord]) -> None:
-        """Replace all nodes."""
-        there = {node.name for node in nodes}
-        for node in [node for name, node in self.nodes.items() if name not in there]:
-            self.remove_node(node)
-        for each in nodes:
-            self.put_node(each)
-
-    def _sort(self, name: str, **is_so: bool) -> None:
-        """Note in which of the sets a node is that are looked at all the time."""
-        for what in ("closed", "starting", "marked", "draining"):
-            names: set[str] = getattr(self, what)
-            (names.add if is_so.get(what) else names.discard)(name)
 
     def _note_use(self, name: str, text: str | None) -> None:
         self.used_mib.pop(name, None)
@@ -314,16 +240,31 @@ class Followed:
             self.used_mib[name], read_at = used_mib(text)
             self.use_read_at.update({} if read_at is None else {name: read_at})
 
+    def sharing(self) -> dict[str, Candidate]:
+        """Return the nodes whose GPUs pods share by limits, as they are now: those that pods may be moved between."""
+        return {
+            name: node
+            for name, node in self._context.fleet.candidates.items()
+            if node.rooms and not node.gpus.claims and name in self.nodes
+        }
+
+    def sharing_open(self) -> Mapping[str, Candidate]:
+        """Return those of them that pods may come to."""
+        return {name: node for name, node in self.sharing().items() if self.nodes[name].open}
+
+    def residents(self, nodes: Iterable[str]) -> Residents:
+        """Return what makes residents of pods, of which those that may be moved may go to these nodes."""
+        # The eviction itself asks PodDisruptionBudgets.
+        return Residents([self.nodes[name] for name in nodes], self._context.resources, {})
+
     def hostnames(self) -> frozenset[str]:
         """Return the host names of all nodes that share GPUs."""
         return frozenset(node.hostname for node in self.nodes.values() if node.shares_gpus)
 
-    def young(self, since_s: float) -> Iterator[FollowedNode]:
+    def young(self, since_s: float) -> Iterator[NodeRecord]:
         """Yield the nodes that share GPUs, were made after `since_s` (seconds since the epoch), and are to stay."""
         return (
-            node
-            for node in self.nodes.values()
-            if node.created_s > since_s and node.shares_gpus and not node.unschedulable and not node.going
+            node for node in self.nodes.values() if node.created_s > since_s and node.shares_gpus and not node.draining
         )
 
 

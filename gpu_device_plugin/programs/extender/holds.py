@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.client.answers import translated
-from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, InvalidError, NotFoundError
+from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, read_version, version_number
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.usage import Usage
@@ -20,12 +19,11 @@ from gpu_device_plugin.model.times import epoch_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.pod_demand import Ask
-    from gpu_device_plugin.fleet import Fleet
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
 
 _PREFIX = "held/"
 """Of the UID under which the fleet counts held room."""
@@ -42,16 +40,10 @@ within seconds; what names a controller that does not exist gets none."""
 class Holds:
     """All held room of the cluster. Pods of other controllers cannot take it."""
 
-    _fleet: Fleet
-    _client: Client
-    _: KW_ONLY
-    clock: Callable[[], float]
-    """Returns monotonic seconds."""
-    wall: Callable[[], float]
-    """Returns seconds since the epoch."""
+    _context: ControllerContext
 
     def __post_init__(self) -> None:
-        self._rooms: dict[str, tuple[str, HeldRoom]] = {}
+        self.rooms: dict[str, tuple[str, HeldRoom]] = {}
         """By the UID of the pod that is replaced: the node and the room."""
         self._unwritten: set[str] = set()
         """The nodes whose annotation does not say yet what is held there."""
@@ -65,12 +57,7 @@ class Holds:
         """By the UID of a pod that is gone, since when no other claims its room, monotonic seconds."""
 
     def __repr__(self) -> str:
-        return f"<Holds: {len(self._rooms)}>"
-
-    @property
-    def rooms(self) -> Mapping[str, tuple[str, HeldRoom]]:
-        """By the UID of the pod that is replaced: the node and the room."""
-        return self._rooms
+        return f"<Holds: {len(self.rooms)}>"
 
     # --- For the scheduler's calls ------------------------------------------------------------------------------------
 
@@ -79,15 +66,15 @@ class Holds:
 
         As its UID in the fleet, and its node without other room. None: there is none that it fits in.
         """
-        if pod.owner is None or not self._rooms:
+        if pod.owner is None or not self.rooms:
             return None
         own = pod.owner.uid, pod.namespace
-        uids = [uid for uid, (_, room) in self._rooms.items() if (room.owner, room.namespace) == own and uid != pod.uid]
+        uids = [uid for uid, (_, room) in self.rooms.items() if (room.owner, room.namespace) == own and uid != pod.uid]
         among = frozenset(nodes) if uids else ()
         # The room of a pod that is still to leave is for a replacement that is still to come.
         for uid in sorted(uids, key=self._leaves, reverse=True):
-            if self._rooms[uid][0] in among:
-                there = self._fleet.with_held_room(_PREFIX + uid)
+            if self.rooms[uid][0] in among:
+                there = self._context.fleet.with_held_room(_PREFIX + uid)
                 if there is not None and unfit(asked, there) is None:
                     return _PREFIX + uid, there
         return None
@@ -108,9 +95,9 @@ class Holds:
 
     def let_go(self, uid: str) -> None:
         """Give back the room for the replacement of a pod."""
-        found = self._rooms.pop(uid, None)
+        found = self.rooms.pop(uid, None)
         if found is not None:
-            self._fleet.let_go(_PREFIX + uid)
+            self._context.fleet.let_go(_PREFIX + uid)
             self._unwritten.add(found[0])
 
     def taken(self, held: str, by: str, *, elsewhere: bool = False) -> None:
@@ -127,15 +114,15 @@ class Holds:
 
     def expire(self) -> None:
         """Give back the room whose time has run out."""
-        now = self.wall()
-        for uid in [uid for uid, (_, room) in self._rooms.items() if room.until_s <= now]:
+        now = self._context.wall()
+        for uid in [uid for uid, (_, room) in self.rooms.items() if room.until_s <= now]:
             self.let_go(uid)
 
     def release(self) -> None:
         """Give back the room whose replacement is bound, and that which no pod has waited for in `_UNCLAIMED_S`."""
-        if not self._rooms:
+        if not self.rooms:
             return
-        now, over = self.clock(), self._over()
+        now, over = self._context.clock(), self._over()
         # Whoever bound the pod there may have ended before the node said so, or got no answer to the binding.
         for uid, by in over.taken.items():
             self.taken(uid, by)
@@ -152,27 +139,27 @@ class Holds:
         return self._over().unclaimed
 
     def _over(self) -> OverRooms:
-        owners = {room.owner for _, room in self._rooms.values()}
+        owners = {room.owner for _, room in self.rooms.values()}
         known = {by for by, _ in self._taken.values()}
         bound = [
             entry
-            for entry in self._fleet.entries.values()
+            for entry in self._context.fleet.entries.values()
             if entry.owner in owners and not entry.claimed and entry.uid not in known
         ]
-        return over_rooms(self._rooms, bound, self._fleet.pending.values(), self._leaves)
+        return over_rooms(self.rooms, bound, self._context.fleet.pending.values(), self._leaves)
 
     def _leaves(self, uid: str) -> bool:
         """Return whether a pod ends, or has gone."""
-        return not self._stays(uid) or self._fleet.entries[uid].deleting
+        return not self._stays(uid) or self._context.fleet.entries[uid].deleting
 
     def _stays(self, uid: str) -> bool:
-        entry = self._fleet.entries.get(uid)
+        entry = self._context.fleet.entries.get(uid)
         return entry is not None and entry.until is None  # else it has vanished, or has ended
 
     def forget(self) -> None:
         """Hold what the nodes say and no more: another extender has been active."""
         self._unwritten.clear()
-        for node in {*self._shown, *(at for at, _ in self._rooms.values())}:
+        for node in {*self._shown, *(at for at, _ in self.rooms.values())}:
             self._read(node)
 
     async def write(self, *nodes: str) -> None:
@@ -185,9 +172,8 @@ class Holds:
             held = self._held_on(node)
             body = {"metadata": {"annotations": {HELD_ROOM: held}}}
             try:
-                after = await self._client.patch(NODES, node, body, timeout_s=_WRITE_S)
-                with translated(Call("patch", NODES.plural, name=node)):
-                    self._written[node] = read_version(after)
+                after = await self._context.client.patch(NODES, node, body, timeout_s=_WRITE_S)
+                self._written[node] = after.read(read_version)
                 self._show(node, held or "")
             except NotFoundError:
                 pass  # the watch shows that the node is gone
@@ -202,7 +188,7 @@ class Holds:
             raise failed
 
     def _on(self, node: str) -> Iterator[HeldRoom]:
-        return (room for at, room in self._rooms.values() if at == node)
+        return (room for at, room in self.rooms.values() if at == node)
 
     def _held_on(self, node: str) -> str | None:
         return write_held(self._on(node))
@@ -221,7 +207,7 @@ class Holds:
 
     def remove_node(self, name: str) -> None:
         """Forget a node."""
-        for uid in [uid for uid, (at, _) in self._rooms.items() if at == name]:
+        for uid in [uid for uid, (at, _) in self.rooms.items() if at == name]:
             self.let_go(uid)
         self._unwritten.discard(name)
         self._written.pop(name, None)
@@ -236,9 +222,9 @@ class Holds:
     def _read(self, node: str) -> None:
         """Hold on a node what its annotation says."""
         shown = {room.uid: room for room in read_held({HELD_ROOM: self._shown.get(node, "")})}
-        for uid in [uid for uid, (at, _) in self._rooms.items() if at == node and uid not in shown]:
-            del self._rooms[uid]
-            self._fleet.let_go(_PREFIX + uid)
+        for uid in [uid for uid, (at, _) in self.rooms.items() if at == node and uid not in shown]:
+            del self.rooms[uid]
+            self._context.fleet.let_go(_PREFIX + uid)
         for uid, room in shown.items():
             if uid in self._taken:
                 self._unwritten.add(node)  # the pod counts in its place, and the node does not say so yet
@@ -246,18 +232,18 @@ class Holds:
                 self._enter(node, room)
 
     def _enter(self, node: str, room: HeldRoom) -> None:
-        self._rooms[room.uid] = node, room
-        left_s = room.until_s - self.wall()
+        self.rooms[room.uid] = node, room
+        left_s = room.until_s - self._context.wall()
         if left_s <= 0:
             return  # the active extender is about to give it back
-        self._fleet.hold(
+        self._context.fleet.hold(
             FleetEntry(
                 _PREFIX + room.uid,
                 room.namespace,
                 f"replacement of {room.uid}",
                 node,
                 Usage(room.shares),
-                until=self.clock() + left_s,
+                until=self._context.clock() + left_s,
                 held_for=room.owner,
             )
         )

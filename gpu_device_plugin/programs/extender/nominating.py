@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import time
 from collections import Counter, OrderedDict
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.waiting import wait_within
@@ -16,10 +15,10 @@ from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
-    from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
 
 _log = logging.getLogger(__name__)
 
@@ -69,14 +68,7 @@ class Nominator:
     kind of pods which nodes they may go to, without knowing their taints, affinity or spreading.
     """
 
-    _client: Client
-    _pending: Callable[[], Collection[str]]
-    """Returns the UIDs of the unbound pods."""
-    _: KW_ONLY
-    delay_s: float
-    """How long a nomination waits for what kube-scheduler writes of the pod's failure, which would remove it."""
-    clock: Callable[[], float] = time.monotonic
-    """Returns monotonic seconds."""
+    _context: ControllerContext
 
     def __post_init__(self) -> None:
         self._nominated: dict[str, _Nominated] = {}
@@ -110,7 +102,7 @@ class Nominator:
         Preferred are nodes that kube-scheduler has named for the kind of pod, then those that were not nominated for
         this pod before, then those of the fewest other pods, then the best score.
         """
-        now, pending = self.clock(), self._pending()
+        now, pending = self._context.clock(), self._context.fleet.pending
         self._nominated = {
             uid: each for uid, each in self._nominated.items() if uid in pending and each.nodes and now < each.until
         }
@@ -150,7 +142,7 @@ class Nominator:
         self._write_soon(pod, None)
 
     def _write_soon(self, pod: Pod, node: str | None) -> None:
-        self._unwritten[pod.uid] = self.clock() + self.delay_s, pod, node
+        self._unwritten[pod.uid] = self._context.clock() + self._context.timings.nominate_s, pod, node
         self._worker.wake()
 
     async def run(self) -> NoReturn:
@@ -159,18 +151,18 @@ class Nominator:
 
     async def _write_due(self) -> float | None:
         """Write what is due; return in how many seconds the next one is."""
-        now = self.clock()
+        now = self._context.clock()
         due = [each for each in self._unwritten.values() if each[0] <= now]
         for _, pod, _ in due:
             del self._unwritten[pod.uid]
         await asyncio.gather(*(self._write(pod, node) for at, pod, node in due if now - at < _TOO_LATE_S))
-        return min((each[0] - self.clock() for each in self._unwritten.values()), default=None)
+        return min((each[0] - self._context.clock() for each in self._unwritten.values()), default=None)
 
     async def _write(self, pod: Pod, node: str | None) -> None:
-        if pod.uid not in self._pending():
+        if pod.uid not in self._context.fleet.pending:
             return
         body = {"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": node}}
-        patch = self._client.patch(PODS, pod.name, body, namespace=pod.namespace, subresource="status")
+        patch = self._context.client.patch(PODS, pod.name, body, namespace=pod.namespace, subresource="status")
         try:
             written = await wait_within(_TOO_LATE_S, patch)
             why = "" if written else "the API server did not answer"

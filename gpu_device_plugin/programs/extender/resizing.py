@@ -5,119 +5,271 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.errors import (
     ApiError,
-    Call,
     ConflictError,
     InvalidError,
     NotFoundError,
     UnavailableError,
 )
-from gpu_device_plugin.cluster.lease import holder_of
-from gpu_device_plugin.cluster.objects.decoding import NAMESPACES, read_metadata
-from gpu_device_plugin.core.cluster.resizing import Outcome, wants_more
-from gpu_device_plugin.model.contract.keys import MEMORY_PROMISED
+from gpu_device_plugin.cluster.objects.decoding import NAMESPACES, read_metadata, version_number
+from gpu_device_plugin.core.capacity.asks import in_turns
+from gpu_device_plugin.core.cluster.resizing import Outcome, decides, resize, wants_more
+from gpu_device_plugin.core.cluster.usage import NO_GROWTH
+from gpu_device_plugin.features.elastic.contract import Allowance, write_answer
+from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, PLACES
+from gpu_device_plugin.programs.extender.controller_context import LATEST_COMMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 
-    from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.cluster.writers.binder import Binder
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.extender.extender_routes import Readiness
-    from gpu_device_plugin.programs.extender.resizes import Patch, Resizes
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
 
 _log = logging.getLogger(__name__)
 
-_PAUSE_S = 0.2
 _MOST = 10
 """Pods that are decided on between two pauses: 50 a second, which take 2 % of a CPU and as many patches at most."""
 _LABELS_S = 10.0
 """How long the labels of a namespace are remembered."""
 _MOST_NAMESPACES = 1000
-_TERM_S = 1.0
-"""How long the holder of kube-scheduler's Lease is remembered. Another needs more than 10 s to take it."""
 _READ_S = 2.0
-"""Timeout of reading a namespace or a Lease."""
+"""Timeout of reading a namespace."""
+_EVERY_S = 1.0
+"""There is at most one decision on a pod in this time, however often its owner changes the wish."""
+_QUIET_S = 2.0
+"""An agent has written what it holds this long after it saw a change of the pod."""
+_BOUND_AGAIN_S = 30.0
+"""A wish that its namespace's bound refuses is looked at again after this time: nobody watches namespaces."""
+_LONGEST_RETRY_S = 60.0
+_SPARE = 256
+_READ_ON_PODS = PLACES | {MEMORY_GUARANTEE, MEMORY_PROMISED, MEMORY_HELD}
+_LONGEST_PROMISE = 64
+"""Characters for each container: shares of one GPU, which alone can grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A promise that is to be written on a pod in the state that was decided on, and on no newer one.
+
+    So it never takes effect later than another one, and once the pod is newer without it, it never does.
+    """
+
+    pod: Pod
+    promised: str
+    """The value of `MEMORY_PROMISED`."""
+    outcome: Outcome
+
+
+@dataclass(slots=True)
+class _Claim:
+    """A promise that counts in the fleet before the watch shows it."""
+
+    patch: Patch
+    version: int = 0
+    """The pod's version that has it; 0: unknown."""
+    doubted_at: float | None = None
+    """When we gave up on the last patch that may still take effect, monotonic seconds; None: there is none."""
 
 
 @dataclass(eq=False, repr=False)
-class Leadership:
-    """Whether this extender is the active one. Of several, that is the one whose kube-scheduler leads."""
+class Resizes:
+    """Follows the pods that have a wish or a promise beyond their requests. Only here the fleet's growth is claimed.
 
-    _client: Client
-    _readiness: Readiness
-    _: KW_ONLY
-    lease: tuple[str, str] | None
-    """Namespace and name of the Lease of the kube-scheduler beside this extender; None: there is no other extender, or
-    they elect the active one themselves."""
-    identity: str
-    """The host name of this pod, with which kube-scheduler's own identity begins."""
-    clock: Callable[[], float]
-    """Returns monotonic seconds."""
+    A few are decided on at a time, so that no call of the scheduler waits for them. Pods of a namespace that resizes
+    much do not hold up those of others: namespaces take turns.
+    """
 
-    def __post_init__(self) -> None:
-        self._read: tuple[float, Hashable | None] | None = None
-
-    async def term(self, within_s: float = _TERM_S) -> Hashable | None:
-        """Return what stays equal for as long as no other extender can have been active; None: this one is not.
-
-        The Lease was read at most `within_s` ago. Raises ApiError.
-        """
-        if self._readiness.unready():
-            return None
-        if self.lease is None:
-            return ("elected", self._readiness.term)
-        now = self.clock()
-        if self._read is None or now - self._read[0] > within_s:
-            holder, transitions = await holder_of(self._client, *self.lease, timeout_s=_READ_S)
-            ours = holder.rpartition("_")[0] == self.identity
-            self._read = now, (holder, transitions) if ours else None
-        return self._read[1]
-
-
-@dataclass(eq=False, repr=False)
-class Resizer:
-    """Decides on resizes and writes the promises: a few at a time, so that no call of the scheduler waits for them."""
-
-    _resizes: Resizes
-    _client: Client
-    _binder: Binder
-    _resources: Sequence[Resource]
-    _leadership: Leadership
-    _metrics: m.Metrics
-    _: KW_ONLY
-    catch_up: Callable[[], Awaitable[None]]
-    """Returns once the fleet has all bindings that other extenders have made; it raises ApiError or TimeoutError."""
-    clock: Callable[[], float]
-    """Returns monotonic seconds."""
-    check_doubts_s: float
-    before_write: Callable[[str, object], Awaitable[object]]
+    _context: ControllerContext
+    before_write: Callable[[str, object], Awaitable[object]] = field(init=False)
     """Awaited before a promise is written that the fleet counts on a node already, with the node and the pod's name."""
-    pause_s: float = _PAUSE_S
 
     def __post_init__(self) -> None:
+        self._pods: dict[str, Pod] = {}
+        """By UID, as the watch has shown them last."""
+        self._changed_at: dict[str, float] = {}
+        """By UID, when its annotations changed last, monotonic seconds."""
+        self._claims: dict[str, _Claim] = {}
+        self._next_at: dict[str, float] = {}
+        """By UID of a pod that was decided on, the first moment of the next decision, monotonic seconds."""
+        self._failures: dict[str, int] = {}
+        self._queued: dict[str, float] = {}
+        """By UID, when to decide on it, monotonic seconds."""
+        self._refused: dict[str, set[str]] = {}
+        """By node, the UIDs of pods that had no room."""
+        self._mark = 0
         self._term: Hashable | None = None
         self._labels: OrderedDict[str, tuple[float, Mapping[str, str]]] = OrderedDict()
-        self._doubts_at = 0.0
         self._writing = asyncio.Lock()
         self._closed = False
 
-    async def run(self) -> NoReturn:
-        """Answer wishes. Ends only by cancellation."""
+    def __repr__(self) -> str:
+        return f"<Resizes: {len(self._pods)} pods, {len(self._queued)} queued, {len(self._claims)} claimed>"
+
+    # --- What the watch shows -----------------------------------------------------------------------------------------
+
+    def put(self, pod: Pod) -> None:
+        """Learn the state of a bound pod, which the fleet knows already."""
+        claim, pod = self._claims.get(pod.uid), _brief(pod)
+        if claim is not None and _shows(pod, claim):
+            self._settle(pod)
+        if not _elastic(pod):
+            self._forget(pod.uid)
+            return
+        before = self._pods.get(pod.uid)
+        self._pods[pod.uid] = pod
+        if before is None or before.annotations != pod.annotations:
+            self._failures.pop(pod.uid, None)
+            self._changed_at[pod.uid] = self._context.clock()
+            self._queue(pod.uid)
+
+    def remove(self, uid: str) -> None:
+        """Forget a deleted pod. The fleet counts what was claimed for as long as it counts the pod."""
+        self._claims.pop(uid, None)
+        self._forget(uid)
+
+    def replace(self, pods: Mapping[str, Pod]) -> None:
+        """Learn the state of all pods, by UID; the others are deleted."""
+        for uid in [uid for uid in (*self._pods, *self._claims) if uid not in pods]:
+            self.remove(uid)
+        for pod in pods.values():
+            self.put(pod)
+
+    def _forget(self, uid: str) -> None:
+        pod = self._pods.pop(uid, None)
+        if pod is not None:
+            # `_next_at` stays for a moment: an owner may remove the wish and write it again.
+            for known in (self._failures, self._changed_at, self._queued):
+                known.pop(uid, None)
+            self._accepted(pod)
+
+    # --- What is due --------------------------------------------------------------------------------------------------
+
+    def _queue(self, uid: str, after_s: float = 0.0) -> None:
+        at = max(self._context.clock() + after_s, self._next_at.get(uid, 0.0))
+        self._queued[uid] = min(at, self._queued.get(uid, at))
+
+    def due(self) -> bool:
+        """Return whether something is due, or may have become possible."""
+        self._look_at_nodes()
+        now = self._context.clock()
+        return any(at <= now for at in self._queued.values())
+
+    def _look_at_nodes(self) -> None:
+        if self._refused:
+            self._mark, names = self._context.fleet.now.changed_since(self._mark)
+            for name in self._refused if names is None else self._refused.keys() & set(names):
+                for uid in self._refused[name]:
+                    self._queue(uid)
+
+    def take(self, most: int) -> Sequence[Pod]:
+        """Return pods that are due, one of each namespace in turn, and count them as decided on now."""
+        now = self._context.clock()
+        if len(self._next_at) > 2 * len(self._pods) + _SPARE:
+            self._next_at = {uid: at for uid, at in self._next_at.items() if at > now}
+        due = sorted((at, uid) for uid, at in self._queued.items() if at <= now)
+        taken = in_turns((self._pods[uid] for _, uid in due), lambda pod: pod.namespace)[:most]
+        for pod in taken:
+            del self._queued[pod.uid]
+            self._next_at[pod.uid] = now + _EVERY_S
+        return taken
+
+    # --- Decisions ----------------------------------------------------------------------------------------------------
+
+    def decide(self, uid: str, labels: Mapping[str, str]) -> tuple[Outcome, Patch | None]:
+        """Decide on a pod of a namespace with these labels, and claim the growth; None: nothing is to be written."""
+        pod, entry = self._pods.get(uid), self._context.fleet.entries.get(uid)
+        counts = entry is not None and not (entry.claimed or entry.temporary)
+        if pod is None or not counts or not decides(pod):
+            return Outcome.KEPT, None
+        if (claim := self._claims.get(uid)) is not None:
+            # Of identical patches of one state of the pod only one can be made.
+            return (Outcome.KEPT, None) if claim.doubted_at is None else (claim.patch.outcome, claim.patch)
+        node = self._context.fleet.candidates.get(pod.node_name)
+        if node is not None and node.gpus.claims:
+            node = None  # its pods count nowhere
+        allowance = Allowance.of(pod.namespace, labels, self._context.fleet.growth[pod.namespace])
+        quiet_s = self._context.clock() - self._changed_at[uid]
+        decision = resize(pod, self._context.resources, node, allowance, quiet=quiet_s >= _QUIET_S)
+        self._accepted(pod)
+        if quiet_s < _QUIET_S and decision.outcome is Outcome.KEPT:
+            self._queue(uid, _QUIET_S - quiet_s)
+        if decision.by_bound:
+            self._queue(uid, _BOUND_AGAIN_S)
+        elif decision.answer.why:
+            if not self._refused:
+                self._mark = self._context.fleet.now.changed_since(0)[0]
+            self._refused.setdefault(pod.node_name, set()).add(uid)
+        promised = write_answer(decision.answer)
+        if promised == pod.annotations[MEMORY_PROMISED]:
+            return decision.outcome, None
+        patch = Patch(pod, promised, decision.outcome)
+        if decision.outcome is Outcome.GROWN:
+            self._claims[uid] = _Claim(patch)
+            self._context.fleet.grow(pod, promised)
+        return decision.outcome, patch
+
+    def _accepted(self, pod: Pod) -> None:
+        refused = self._refused.get(pod.node_name, set())
+        refused.discard(pod.uid)
+        if not refused:
+            self._refused.pop(pod.node_name, None)
+
+    # --- What became of a patch ---------------------------------------------------------------------------------------
+
+    def written(self, patch: Patch, after: Pod) -> None:
+        """Learn that a patch is written, and how the pod is since."""
+        claim = self._claims.get(patch.pod.uid)
+        if claim is not None:
+            claim.version, claim.doubted_at = version_number(after.resource_version), None
+            known = self._pods.get(patch.pod.uid)
+            if known is not None and _shows(known, claim):
+                self._settle(known)
+
+    def failed(self, patch: Patch, *, certain: bool, outdated: bool = False) -> None:
+        """Learn that a patch failed; unless this is `certain`, it may be written, or may still be.
+
+        `outdated`: the pod is newer, or another one. The watch shows it.
+        """
+        uid, now = patch.pod.uid, self._context.clock()
+        claim, known = self._claims.get(uid), self._pods.get(uid, patch.pod)
+        if claim is not None:
+            claim.doubted_at = claim.doubted_at if certain else now
+            if claim.doubted_at is None or now - claim.doubted_at >= LATEST_COMMIT_S or _shows(known, claim):
+                self._settle(known)
+        if uid in self._pods:
+            failures = 0 if outdated else min(8, self._failures.get(uid, 0) + 1)
+            self._failures[uid] = failures
+            self._queue(uid, min(_LONGEST_RETRY_S, _EVERY_S * 2.0**failures) if failures else 0.0)
+
+    def _settle(self, pod: Pod) -> None:
+        """Count a pod by its own annotations again."""
+        del self._claims[pod.uid]
+        self._context.fleet.grown(pod)
+        if pod.uid in self._pods:
+            self._queue(pod.uid)
+
+    # --- By the active extender ---------------------------------------------------------------------------------------
+
+    async def run(
+        self, term: Callable[[], Awaitable[Hashable | None]], catch_up: Callable[[], Awaitable[None]]
+    ) -> NoReturn:
+        """Answer wishes while there is a `term` (see `Leadership.term`). Ends only by cancellation.
+
+        `catch_up` returns once the fleet has all bindings that other extenders have made; it raises ApiError or
+        TimeoutError.
+        """
         while True:
-            await asyncio.sleep(self.pause_s)
+            await asyncio.sleep(self._context.timings.resize_s)
             try:
                 # The lock spans awaits on purpose: `close` waits for what is under way.
                 async with self._writing:
-                    if not self._closed:
-                        await self.answer()
+                    if not self._closed and self.due():
+                        await self._answer(await term(), catch_up)
             except (ApiError, TimeoutError) as error:
                 _log.warning("resizes of pods wait", extra={"why": str(error), "once_per_s": 60})
 
@@ -127,35 +279,28 @@ class Resizer:
         async with self._writing:
             return
 
-    async def answer(self) -> None:
-        """Answer the wishes that are due, and look at the patches in doubt. Raises ApiError or TimeoutError."""
-        doubts = self._resizes.doubts if self.clock() >= self._doubts_at else ()
-        if not doubts and not self._resizes.due():
-            return
-        term = await self._leadership.term()
-        if doubts:
-            self._doubts_at = self.clock() + self.check_doubts_s
-            await asyncio.gather(*(self._check(patch, leads=term is not None) for patch in doubts))
+    async def _answer(self, term: Hashable | None, catch_up: Callable[[], Awaitable[None]]) -> None:
         if term is not None and term != self._term:
-            await self.catch_up()
-            self._resizes.requeue()
+            await catch_up()
+            for uid in self._pods:
+                self._queue(uid)
         self._term = term
         if term is not None:
-            await asyncio.gather(*map(self._decide, self._resizes.take(_MOST)))
+            await asyncio.gather(*map(self._resize, self.take(_MOST)))
 
-    async def _decide(self, pod: Pod) -> None:
+    async def _resize(self, pod: Pod) -> None:
         labels: Mapping[str, str] = {}
-        if wants_more(pod, self._resources):
+        if wants_more(pod, self._context.resources):
             try:
                 labels = await self._labels_of(pod.namespace)
             except ApiError as error:
-                self._resizes.postpone(pod.uid)
+                self._queue(pod.uid, 2 * _EVERY_S)  # what the decision needs is not known
                 self._told(pod, f"the bound of its namespace cannot be read: {error}")
                 return
         # The decision claims: what is awaited before the patch does not matter.
-        outcome, patch = self._resizes.decide(pod.uid, labels)
+        outcome, patch = self.decide(pod.uid, labels)
         if patch is not None and await self._write(patch):
-            self._metrics.count(m.RESIZES, outcome)
+            self._context.metrics.count(m.RESIZES, outcome)
             if outcome in {Outcome.GROWN, Outcome.LOWERED}:
                 what = {"pod": f"{pod.namespace}/{pod.name}", "node": pod.node_name, "promised": patch.promised[:600]}
                 _log.info("a pod is resized", extra=what)
@@ -163,49 +308,62 @@ class Resizer:
     async def _write(self, patch: Patch) -> bool:
         try:
             await self.before_write(patch.pod.node_name, f"{patch.pod.namespace}/{patch.pod.name}")
-            after = await self._binder.annotate(patch.pod, {MEMORY_PROMISED: patch.promised})
+            after = await self._context.binder.annotate(patch.pod, {MEMORY_PROMISED: patch.promised})
         except (ConflictError, InvalidError, NotFoundError):
-            self._resizes.failed(patch, certain=True, outdated=True)
+            self.failed(patch, certain=True, outdated=True)
             return False
         except ApiError as error:
-            self._resizes.failed(patch, certain=not (isinstance(error, UnavailableError) and error.sent))
+            self.failed(patch, certain=not (isinstance(error, UnavailableError) and error.sent))
             self._told(patch.pod, f"the promise could not be written: {error}")
             return False
         except BaseException:
-            self._resizes.failed(patch, certain=False)
+            self.failed(patch, certain=False)
             raise
-        self._resizes.written(patch, after)
+        self.written(patch, after)
         return True
 
     def _told(self, pod: Pod, why: str) -> None:
-        self._metrics.count(m.RESIZES, "failed")
+        self._context.metrics.count(m.RESIZES, "failed")
         extra = {"pod": f"{pod.namespace}/{pod.name}", "why": why, "once_per_s": 60}
         _log.warning("a pod is not resized yet", extra=extra)
 
-    async def _check(self, patch: Patch, *, leads: bool) -> None:
-        """Find out whether a patch is written whose answer was lost."""
-        asked_at = self.clock()
-        try:
-            now: Pod | None = await self._binder.read(patch.pod.namespace, patch.pod.name, timeout_s=_READ_S)
-        except NotFoundError:
-            now = None
-        except ApiError:
-            return
-        # Of identical patches of one state of the pod only one can be made.
-        if self._resizes.looked(patch, now, asked_at) and leads:
-            await self._write(patch)
-
     async def _labels_of(self, namespace: str) -> Mapping[str, str]:
         found = self._labels.get(namespace)
-        if found is None or self.clock() - found[0] > _LABELS_S:
+        if found is None or self._context.clock() - found[0] > _LABELS_S:
             try:
-                raw = await self._client.get(NAMESPACES, namespace, timeout_s=_READ_S)
-                with translated(Call("get", NAMESPACES.plural, name=namespace)):
-                    labels = read_metadata(raw).labels or {}
+                answer = await self._context.client.get(NAMESPACES, namespace, timeout_s=_READ_S)
+                labels = answer.read(read_metadata).labels or {}
             except NotFoundError:
                 labels = {}
-            found = self.clock(), labels
+            found = self._context.clock(), labels
             self._labels[namespace] = found
             if len(self._labels) > _MOST_NAMESPACES:
                 self._labels.popitem(last=False)
         return found[1]
+
+
+def _brief(pod: Pod) -> Pod:
+    """Return a pod with the annotations that resizing reads; without a promise that is longer than any scheduler's.
+
+    A pod whose GPU is not known is not resized.
+    """
+    kept = {key: text for key, text in pod.annotations.items() if key in _READ_ON_PODS}
+    if sum(len(kept.get(key, "")) for key in PLACES) > _LONGEST_PROMISE * (1 + len(pod.containers)):
+        kept = {key: text for key, text in kept.items() if key not in PLACES}
+    return pod if len(kept) == len(pod.annotations) else replace(pod, annotations=kept)
+
+
+def _elastic(pod: Pod) -> bool:
+    """Return whether an extender may have to decide on a pod."""
+    promised = pod.annotations.get(MEMORY_PROMISED, NO_GROWTH)
+    return (promised != NO_GROWTH or MEMORY_GUARANTEE in pod.annotations) and decides(pod)
+
+
+def _shows(pod: Pod, claim: _Claim) -> bool:
+    """Return whether a state of a pod is that of a claim's patch, or a newer one.
+
+    A patch is for the version that it was decided on: once the pod is newer without it, a patch in doubt is never made.
+    """
+    version = version_number(pod.resource_version)
+    late = claim.doubted_at is not None and version > version_number(claim.patch.pod.resource_version)
+    return pod.annotations.get(MEMORY_PROMISED) == claim.patch.promised or late or 0 < claim.version <= version

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.http import JSON, Page
-from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
-from gpu_device_plugin.cluster.objects.other_pods import fits_by_requests_alone
+from gpu_device_plugin.cluster.objects.decoding import PodReader, UnreadableObjectError
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Impossible, ask
-from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each, where_evicting_may_help
+from gpu_device_plugin.core.cluster.victims import Preemptor, choose_on_each, where_evicting_may_help
 from gpu_device_plugin.core.report.gauges import WaitingReason
 from gpu_device_plugin.fleet_judge import UNKNOWN, Judge
 from gpu_device_plugin.metrics import SAMPLE_MISSES, VERDICTS
+from gpu_device_plugin.model.contract.keys import READ_ON_PODS
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.programs.extender.nominating import SMALLEST_SAMPLE
 from gpu_device_plugin.scheduler import wire
@@ -29,13 +28,11 @@ if TYPE_CHECKING:
 
     from msgspec import Raw
 
-    from gpu_device_plugin.cluster.objects.decoding import PodReader
-    from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.usage import Occupant
     from gpu_device_plugin.fleet import Fleet
-    from gpu_device_plugin.metrics import Metrics
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
+    from gpu_device_plugin.programs.extender.followed import Followed
     from gpu_device_plugin.programs.extender.nominating import Nominator
 
 
@@ -78,7 +75,7 @@ class WaitingObserved:
     """
 
     _fleet: Fleet
-    _wall: Callable[[], float] = time.time
+    _wall: Callable[[], float]
     """Returns seconds since the epoch."""
 
     def __post_init__(self) -> None:
@@ -128,25 +125,18 @@ class Verbs:
     which all nodes score 0 and no pod is evicted.
     """
 
-    _fleet: Fleet
-    _pods: PodReader
-    _resources: Sequence[Resource]
+    _context: ControllerContext
+    _followed: Followed
     _nominator: Nominator
-    _: KW_ONLY
-    gpu_policy: Callable[[], str]
-    """Which GPU is preferred where neither pod nor node says; `node_policy` which node."""
-    node_policy: Callable[[], str]
     ready: Callable[[], str]
     """Returns a sentence on why the fleet is not ready to answer from; empty if it is."""
-    metrics: Metrics
-    closed: Collection[str] = ()
-    """The nodes that kube-scheduler's plugins refuse: cordoned, or not ready."""
-    held: Callable[[Pod, Ask, Collection[str]], tuple[str, Candidate] | None] = lambda _pod, _ask, _nodes: None
-    """Returns room that is held for a pod on one of these nodes, as its UID and its node."""
 
     def __post_init__(self) -> None:
-        self.waiting = WaitingObserved(self._fleet)
-        self.judge = Judge(self._fleet.now)
+        self._fleet = fleet = self._context.fleet
+        names = [resource.name for resource in self._context.resources]
+        self._pods = PodReader(names, READ_ON_PODS.__contains__, sums=True, every=True, owners=True)
+        self.waiting = WaitingObserved(fleet, self._context.wall)
+        self.judge = Judge(fleet.now)
 
     def filter(self, body: bytes) -> bytes:
         """Return the nodes that a pod may go to, and for each other node the reason against it.
@@ -195,7 +185,7 @@ class Verbs:
         if claim is not None and claim.claimed:
             # Its binding got no answer. Its own claim takes the room on that node, and it must not go to another.
             return claim.node
-        held = self.held(pod, asked, names)
+        held = self._followed.holds.for_pod(pod, asked, names)
         return held[1].name if held is not None else None
 
     def _refused(
@@ -236,7 +226,8 @@ class Verbs:
 
     def _outside(self, sample: Sequence[str], pod: Pod, asked: Ask, placing: wire.Placing) -> str:
         """Nominate a node outside the sample that has room for a pod, or where evicting may make room; say so."""
-        left_out = {*sample, *self.closed}
+        closed = (node.name for node in self._followed.nodes.values() if node.unschedulable or not node.ready)
+        left_out = {*sample, *closed}
         roomy = [
             node.name
             for node in self.judge.fitting(asked)
@@ -245,12 +236,11 @@ class Verbs:
             and (node.left is None or node.left.cover(pod.amounts))
         ]
 
-        def scores(nodes: Sequence[str]) -> Sequence[int]:
-            return self.judge.scores(asked, nodes, self.node_policy(), self.gpu_policy(), pod.amounts)
-
         if roomy:
-            node = self._nominator.nominate(pod, placing.constraints, roomy, scores)
-            self.metrics.count(SAMPLE_MISSES, "refused" if node is None else "nominated")
+            node = self._nominator.nominate(
+                pod, placing.constraints, roomy, lambda nodes: self._scores(pod, asked, nodes)
+            )
+            self._context.metrics.count(SAMPLE_MISSES, "refused" if node is None else "nominated")
             self.waiting.filtered(pod.uid, WaitingReason.FITS)
             return "" if node is None else _OUTSIDE.format(len(sample), node, "has room")
         if not placing.may_preempt or placing.nominated_node:
@@ -274,7 +264,7 @@ class Verbs:
         counts = {"fits": fits, "full": len(failed) - unknown, "unresolvable": unresolvable, "unknown": unknown}
         for verdict, number in counts.items():
             if number:
-                self.metrics.count(VERDICTS, verdict, times=number)
+                self._context.metrics.count(VERDICTS, verdict, times=number)
 
     def _reason(self, asked: Ask | Impossible, failed: Collection[str]) -> WaitingReason:
         """Return why a pod waits that fits on none of the named nodes; evictions may help on those of `failed`."""
@@ -296,6 +286,10 @@ class Verbs:
                 return next((name for name in names if name in soon and unfit(asked, soon[name], packer) is None), None)
         return None
 
+    def _scores(self, pod: Pod, asked: Ask, nodes: Sequence[str]) -> Sequence[int]:
+        settings = self._context.settings()
+        return self.judge.scores(asked, nodes, settings.node_policy, settings.gpu_policy, pod.amounts)
+
     def prioritize(self, body: bytes) -> bytes:
         """Return the scores of nodes for a pod, in their order; 0 where it does not fit."""
         names: Sequence[str] = ()
@@ -305,7 +299,7 @@ class Verbs:
             names = args.names
             pod, asked = self._asked(args.pod)
             if not isinstance(asked, Impossible):
-                scores = self.judge.scores(asked, names, self.node_policy(), self.gpu_policy(), pod.amounts)
+                scores = self._scores(pod, asked, names)
         except _NO_ANSWER as error:
             self._unanswered("prioritize", error)
         return wire.priorities(list(map(wire.HostPriority, names, scores)))
@@ -329,7 +323,7 @@ class Verbs:
             if (node := self._fleet.candidates.get(name)) is not None
         )
         chosen: dict[str, wire.Victims] = {}
-        preemptor = Preemptor(asked, pod.priority, pod.requests if fits_by_requests_alone(raw) else None)
+        preemptor = Preemptor(asked, pod.priority, pod.requests if wire.fits_by_requests_alone(raw) else None)
         for node, found in choose_on_each(preemptor, there):
             victims = proposed[node.name]
             kept = [uid for uid in victims.uids if uid in found]
@@ -384,7 +378,7 @@ class Verbs:
             pod, ignored = self._pods.read(wire.with_identity(raw))
         if ignored:
             raise UnreadableObjectError("; ".join(ignored))
-        return pod, ask(pod, self._resources)
+        return pod, ask(pod, self._context.resources)
 
     def _unanswered(self, verb: str, error: Exception) -> None:
         _log.warning(

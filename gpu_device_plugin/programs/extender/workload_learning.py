@@ -12,21 +12,15 @@ from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.value.fair_learning import due, studying
-from gpu_device_plugin.core.value.marginal_value import Appraiser, ranks_on
 from gpu_device_plugin.core.value.price_learning import Dominance
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, kinds_of
 from gpu_device_plugin.model.times import epoch_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-
-    from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.value.fair_learning import Study
-    from gpu_device_plugin.fleet import FleetEntry
     from gpu_device_plugin.fleet_judge import Judge
-    from gpu_device_plugin.model.placing import Ranks
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Amounts, Resource
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
 
 _log = logging.getLogger(__name__)
 
@@ -38,26 +32,22 @@ _ENTRIES = 1000
 class Learner:
     """Keeps the mix of pods, and the tables learned from it. Nothing is persisted: a restart learns anew."""
 
+    _context: ControllerContext
     _judge: Judge
     """Scores nodes by the tables."""
-    _resources: Sequence[Resource]
-    _clock: Callable[[], float]
-    """Returns monotonic seconds."""
     _: KW_ONLY
-    entries: Callable[[], Collection[FleetEntry]] = tuple
-    others: Callable[[], Iterable[Amounts]] = tuple
     look_s: float = 1.0
     """How often to look whether there is more to learn."""
     hold_s: float = 60.0
-    """How often to look which namespace uses how much, by the pods that `entries` returns; `others` are the requests of
-    those without GPUs."""
+    """How often to look which namespace uses how much."""
+    in_force: bool = field(default=False, init=False)
+    """Whether the policy `fit` goes by what was learned; it is `binpack` otherwise."""
     distrusted: tuple[str, ...] = field(default=(), init=False)
     """Namespaces that count little; see `Study.distrusted`."""
 
     def __post_init__(self) -> None:
         self._mix = WorkloadMix()
         self._held_at = -math.inf
-        self._appraiser: Appraiser | None = None
         self._learned_from = 0
         self._learned_at = 0.0
         self._told: tuple[bool, tuple[str, ...]] = True, ()
@@ -65,40 +55,31 @@ class Learner:
     def __repr__(self) -> str:
         return f"<Learner: {self._mix.arrivals} pods of {len(self._mix)} kinds, learned from {self._learned_from}>"
 
-    @property
-    def in_force(self) -> bool:
-        """Whether the policy `fit` goes by what was learned; it is `binpack` otherwise."""
-        return self._appraiser is not None
-
     def observe(self, pod: Pod | OtherPod) -> None:
         """Count a pod that was bound, once: with GPUs, or to a node with GPUs. One without a time is as the latest."""
         created_s, amounts = epoch_s(pod.created) or 0.0, pod.amounts
         if isinstance(pod, OtherPod):
             self._mix.add([PodKind(0, 0, amounts.cpu_milli, amounts.memory_mib)], created_s)
             return
-        asked = ask(pod, self._resources)
+        asked = ask(pod, self._context.resources)
         if isinstance(asked, Ask) and asked.parts:
             self._mix.add(kinds_of(asked, amounts.cpu_milli, amounts.memory_mib), created_s, pod.namespace)
-
-    def ranks(self, node: Candidate, amounts: Amounts) -> Ranks | None:
-        """Return what the policy `fit` prefers on a node for a pod that requests these amounts; None: unknown yet."""
-        return None if self._appraiser is None else ranks_on(self._appraiser, node, amounts)
 
     async def run(self) -> NoReturn:
         """Learn whenever it is due. Ends only by cancellation."""
         while True:
             await asyncio.sleep(self.look_s)
-            now = self._clock()
+            now = self._context.clock()
             if now - self._held_at >= self.hold_s:
                 await self._look_at_holdings()
             if due(self._mix.arrivals, self._learned_from, now - self._learned_at, outdated=self._judge.outdated):
                 await self.learn()
 
     async def _look_at_holdings(self) -> None:
-        self._held_at = self._clock()
+        self._held_at = self._context.clock()
         measure = Dominance.of(self._judge.node_types())
-        held = {"": sum(measure.size(0, 0, each.cpu_milli, each.memory_mib) for each in self.others())}
-        for number, entry in enumerate(list(self.entries())):
+        held = {"": sum(measure.size(0, 0, each.cpu_milli, each.memory_mib) for each in self._context.fleet.others)}
+        for number, entry in enumerate(list(self._context.fleet.entries.values())):
             usage, amounts = entry.usage, entry.amounts
             size = measure.size(usage.all_shares, usage.all_gpus, amounts.cpu_milli, amounts.memory_mib)
             held[entry.namespace] = held.get(entry.namespace, 0.0) + size
@@ -111,12 +92,12 @@ class Learner:
         arrivals, node_types = self._mix.arrivals, self._judge.node_types()
         study = await last_of(studying(self._mix, node_types))
         await last_of(self._judge.learned(study.usable))
-        self._appraiser = None if study.usable is None else Appraiser(study.usable)
+        self.in_force = study.usable is not None
         self.distrusted = study.distrusted
         said = _log.debug if self._learned_from else _log.info
         said("learned what room is worth", extra={"pods": arrivals, "kinds": len(self._mix), "shapes": len(node_types)})
         self._log_lesson(study)
-        self._learned_from, self._learned_at = arrivals, self._clock()
+        self._learned_from, self._learned_at = arrivals, self._context.clock()
 
     def _log_lesson(self, study: Study) -> None:
         """Log what an administrator should know, when it changes."""

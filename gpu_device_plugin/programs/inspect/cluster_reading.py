@@ -19,7 +19,6 @@ from gpu_device_plugin.cluster.objects.decoding import (
     UnreadableObjectError,
 )
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
-from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.report.findings.component_checks import group_of
 from gpu_device_plugin.core.report.findings.symptoms import (
     ClusterSymptoms,
@@ -28,13 +27,12 @@ from gpu_device_plugin.core.report.findings.symptoms import (
     NodeSeen,
     PartSeen,
     PodSeen,
-    SliceSeen,
+    node_seen,
 )
 from gpu_device_plugin.core.report.leftovers import mig_resources
 from gpu_device_plugin.features.claims.claim_objects import CLAIMS, GROUP, SLICES, read_slice
 from gpu_device_plugin.features.claims.contract import DRIVER
 from gpu_device_plugin.features.conflicts.rules import sightings
-from gpu_device_plugin.features.use.contract import node_report
 from gpu_device_plugin.model.contract.keys import (
     ASSUME_TIME,
     ELASTIC,
@@ -67,6 +65,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.report.finding import Unknown
     from gpu_device_plugin.features.claims.contract import Claim
+    from gpu_device_plugin.features.claims.rules.pool import Present
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.kubectl import Access
@@ -108,8 +107,8 @@ async def symptoms_in(
     pods = [pod for pod, _ in every]
     parts = {pod.name: pod.part for pod in pods if pod.part}
     places = sorted({name.partition("/")[0] for name in parts}) or ["gpushare"]
-    sharing = {node.name for node in nodes if node.labelled}
-    groups = {group_of(node.labels) for node in nodes if node.labelled} - {""}
+    sharing = {node.name for node in nodes if node.shares_gpus}
+    groups = {group_of(node.labels) for node in nodes if node.shares_gpus} - {""}
     reader = PodReader((resource.name for resource in resources), (POD_ANNOTATIONS | ELASTIC).__contains__)
     return ClusterSymptoms(
         memory_resource=names[Kind.MEMORY],
@@ -163,19 +162,14 @@ async def _names(access: Access, kind: ObjectKind) -> frozenset[str]:
 
 def _node(raw: msgspec.Raw, names: frozenset[str]) -> NodeSeen:
     node = NodeReader().read(raw)
-    ours = names | mig_resources(node.annotations, node.capacity, names)
-    report, problems = node_report(node.annotations, time.time())
-    return NodeSeen(
-        name=node.name,
+    ours = names | mig_resources(node, names)
+    return node_seen(
+        node,
+        time.time(),
         annotated=bool(our_annotations(node.annotations) or our_labels(node.labels)),
-        gpus=gpus_of_node(node.annotations, node.labels, 0, 0),
         capacity={name: amount for name, amount in node.capacity.items() if name in ours},
         allocatable={name: amount for name, amount in node.allocatable.items() if name in ours},
-        others=sightings((), (), node.allocatable, ours),
-        report=report,
-        report_problems=problems,
-        labels=node.labels,
-        runtime=node.runtime,
+        other_plugins=sightings((), (), node.allocatable, ours),
     )
 
 
@@ -393,19 +387,8 @@ async def _claims(access: Access) -> tuple[Claim, ...]:
     return tuple(readable_claims(await access.items(CLAIMS))[0])
 
 
-async def _slices(access: Access) -> tuple[SliceSeen, ...]:
-    """Return the ResourceSlices of our driver."""
-    raw = await access.items(SLICES, [f"spec.driver={DRIVER}"])
-    return tuple(
-        SliceSeen(
-            pool=found.pool,
-            generation=found.generation,
-            of=found.count,
-            devices=len(found.content["devices"]),
-            shared=any(device.get("allowMultipleAllocations") for device in found.content["devices"]),
-        )
-        for found in map(read_slice, raw)
-    )
+async def _slices(access: Access) -> tuple[Present, ...]:
+    return tuple(map(read_slice, await access.items(SLICES, [f"spec.driver={DRIVER}"])))
 
 
 async def _device_classes(access: Access) -> dict[str, str]:

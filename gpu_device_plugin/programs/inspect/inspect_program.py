@@ -27,7 +27,6 @@ from gpu_device_plugin.core.report.tables.terminal_tables import Picture
 from gpu_device_plugin.core.report.text.columns import Line, columns
 from gpu_device_plugin.core.report.why.explanations import explain, explain_briefly
 from gpu_device_plugin.features.history.contract import NodeHistory
-from gpu_device_plugin.programs.api_reads import AgentUnreadableError, events_of, explained, histories_of
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, resources_in, say, show, width
 from gpu_device_plugin.programs.inspect.arguments import INTERVAL_S, MOST_EXPLAINED, parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
@@ -39,11 +38,12 @@ from gpu_device_plugin.programs.inspect.top_screen import top
 from gpu_device_plugin.programs.inspect.workload_changes import named_pod, resize, wake
 from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, needed, reaching, unread
 from gpu_device_plugin.settings.knobs import UsageError
+from gpu_device_plugin.view.agent_reader import AgentUnreadableError
 from gpu_device_plugin.view.following import cluster
-from gpu_device_plugin.view.learned_mix import lesson_of, price_document, price_lines
+from gpu_device_plugin.view.learned_mix import lesson_of, price_lines
 from gpu_device_plugin.view.objects import escaped, gpu_pods, readable_claims
 from gpu_device_plugin.view.poddetails import events
-from gpu_device_plugin.view.why_pod import on_gpus
+from gpu_device_plugin.view.why_pod import events_of, explained, histories_of, on_gpus
 
 if TYPE_CHECKING:
     import argparse
@@ -174,7 +174,7 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
     views = None if found is None else found.views
     most = MOST_EXPLAINED if not arguments.all_nodes else sys.maxsize
     told, answers = await explained(
-        access.client, pod, status, resources, lambda: views, most=most, claims=claims, histories=histories
+        access.client, pod, status, resources, views, most=most, claims=claims, histories=histories
     )
     told += [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []
     if answers and (room := width(0)) and not arguments.all_nodes:
@@ -205,10 +205,10 @@ async def _histories(access: Access, pod: Pod, missing: list[str], agents_in: st
 
 
 async def _prices(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
-    found = lesson_of(*await access.every_node_and_pod("prices are learned from all of them"), resources)
+    document, study = lesson_of(*await access.every_node_and_pod("prices are learned from all of them"), resources)
     if arguments.output == "json":
-        return json.dumps(price_document(found), indent=2).splitlines(), OK
-    return price_lines(found, width()), OK
+        return json.dumps(document, indent=2).splitlines(), OK
+    return price_lines(document, study, width()), OK
 
 
 async def _doctor(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:

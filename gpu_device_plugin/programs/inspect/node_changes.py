@@ -11,7 +11,7 @@ from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError
 from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, NodeReader
 from gpu_device_plugin.core.capacity.plans import drain, on_gpus
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node, with_cordons
-from gpu_device_plugin.core.report.leftovers import leftovers, mig_resources
+from gpu_device_plugin.core.report.leftovers import leftovers
 from gpu_device_plugin.core.report.text.plan_texts import staying_lines
 from gpu_device_plugin.core.report.text.printing import counted, first, gpu_names, short_uuid
 from gpu_device_plugin.model.contract.cordons import Cordon, cordon_of, read_cordons, write_cordons
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.core.capacity.plans import Drain
     from gpu_device_plugin.core.cluster.held_instances import InstancePod
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.inspect.overview import Output
     from gpu_device_plugin.programs.kubectl import Access
@@ -235,10 +235,7 @@ async def uninstall(arguments: argparse.Namespace, access: Access, resources: Se
     complete = True
     names = [resource.name for resource in resources]
     for raw in raw_nodes:
-        node = NodeReader().read(raw)
-        ours = [*names, *sorted(mig_resources(node.annotations, node.capacity, names))]
-        condition = bool(node.gpu_condition)
-        left = leftovers(node.name, node.labels, node.annotations, node.capacity, ours, condition=condition)
+        left = leftovers(NodeReader().read(raw), names)
         if not left:
             continue
         if left.labelled and not labelled_too:

@@ -22,9 +22,9 @@ from gpu_device_plugin.core.report.text.columns import Line, Tone
 from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.features.history import contract
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
-from gpu_device_plugin.programs.api_reads import AgentReader, AgentUnreadableError
 from gpu_device_plugin.programs.commandline import FAILED, OK, encodes, say
 from gpu_device_plugin.programs.kubectl import MISSING_RIGHT, ClusterUnreadableError, needed, unread
+from gpu_device_plugin.view.agent_reader import AgentReader, AgentUnreadableError
 from gpu_device_plugin.view.objects import AGENT_LABELS, Named, agent_pods
 
 if TYPE_CHECKING:

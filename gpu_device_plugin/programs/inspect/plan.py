@@ -8,12 +8,13 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError, UnavailableError
 from gpu_device_plugin.cluster.objects.decoding import PODS, PodReader
 from gpu_device_plugin.core.capacity.movable import NodesFree, after, usage_at
-from gpu_device_plugin.core.capacity.plans import plan, plan_each
+from gpu_device_plugin.core.capacity.plans import plan_each, planning
+from gpu_device_plugin.core.cluster.packing import finished
 from gpu_device_plugin.core.cluster.usage import usage_of
 from gpu_device_plugin.core.contract.moves import Destination, write_destination
 from gpu_device_plugin.core.report.text.plan_texts import (
@@ -59,7 +60,7 @@ async def plan_moves(arguments: argparse.Namespace, access: Access, resources: S
     """
     _, found = await arranged(access, resources)
     if arguments.nodes_free:
-        one = plan(found.sites, NodesFree(arguments.nodes_free), found.budgets)
+        one = finished(planning(found.sites, NodesFree(arguments.nodes_free), found.budgets))
         goal = f"{counted(arguments.nodes_free, 'node')} without GPU pods"
         plans, then = [(goal, one)], after(found.sites, one.moves or ())
         said = [verdict(one, f"leave {goal}")]
@@ -95,7 +96,6 @@ async def arranged(
     raw_nodes, raw_pods = await access.every_node_and_pod("a plan needs all of them")
     views = [as_if(view) for view in (await cluster_of(raw_nodes, raw_pods, resources, access)).views]
     reader = ArrangementReader(await _budgets(access), resources)
-    reader.read_nodes(raw_nodes)
     reader.read_pods(raw_pods)
     return views, reader.arrangement(views, now_s=time.time())
 
@@ -152,7 +152,7 @@ async def confirmed(
             signal.signal(signal.SIGINT, before)
         if answer.strip() != "yes":
             return ["Nothing was moved."], FAILED
-    mover = Mover(access, resources, PATIENCE)
+    mover = Mover(access, resources)
     done = 0
     try:
         for move in moves:
@@ -169,29 +169,20 @@ class MoveStoppedError(Exception):
     """A move did not go as planned. The message says what happened, without a full stop."""
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long to wait, in seconds."""
-
-    answer_s: float = 60.0
-    """For the extender to evict the pod."""
-    replaced_s: float = 300.0
-    """For the replacement, beyond the grace period of the pod: as long as the extender holds the room."""
-    every_s: float = 1.0
-    restarted_s: float = 10.0
-    """For kubectl's proxy to be started again."""
-
-
-PATIENCE = Patience()
-
-
 @dataclass(frozen=True)
 class Mover:
-    """Asks the scheduler extender for moves, and watches what comes of them."""
+    """Asks the scheduler extender for moves, and watches what comes of them. Its times are in seconds."""
+
+    answer_s: ClassVar = 60.0
+    """For the extender to evict the pod."""
+    replaced_s: ClassVar = 300.0
+    """For the replacement, beyond the grace period of the pod: as long as the extender holds the room."""
+    every_s: ClassVar = 1.0
+    restarted_s: ClassVar = 10.0
+    """For kubectl's proxy to be started again."""
 
     _access: Access
     _resources: Sequence[Resource]
-    _patience: Patience = PATIENCE
     _sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     async def make(self, move: Move) -> str:
@@ -224,10 +215,10 @@ class Mover:
                 raise MoveStoppedError(f"the scheduler extender does not move {move.pod}: {why}")
             return now is None or now.uid != pod.uid or now.deleting
 
-        if not await self._until(evicted, self._patience.answer_s):
+        if not await self._until(evicted, self.answer_s):
             await self._wish(pod, None)
             raise MoveStoppedError(
-                f"no scheduler extender has moved {move.pod} within {self._patience.answer_s:g} s, and the wish is "
+                f"no scheduler extender has moved {move.pod} within {self.answer_s:g} s, and the wish is "
                 f"withdrawn; it moves pods where its rights are given: {_MANIFEST}"
             )
 
@@ -243,7 +234,7 @@ class Mover:
             # As long as one waits it may come there; else all that came went elsewhere.
             return any(map(in_place, new)) or (bool(new) and all(each.node_name for each in new))
 
-        await self._until(bound, pod.grace_s + self._patience.replaced_s)
+        await self._until(bound, pod.grace_s + self.replaced_s)
         for each in filter(in_place, new):
             return f"{move.pod} is replaced by {each.namespace}/{each.name} on {move.node}."
         where = ", ".join(f"{each.name} is on {each.node_name or 'no node'}" for each in new) or "there is none yet"
@@ -254,12 +245,12 @@ class Mover:
         while not await done():
             if time.monotonic() >= end:
                 return False
-            await self._sleep(self._patience.every_s)
+            await self._sleep(self.every_s)
         return True
 
     async def _wish(self, pod: Pod, destination: str | None) -> None:
         body = {"metadata": {"uid": pod.uid, "annotations": {MOVE_TO: destination, MOVE_REFUSED: None}}}
-        end = time.monotonic() + self._patience.restarted_s
+        end = time.monotonic() + self.restarted_s
         while True:
             try:
                 await self._access.client.patch(PODS, pod.name, body, namespace=pod.namespace)

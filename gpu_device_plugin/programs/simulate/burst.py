@@ -17,13 +17,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.report.text.columns import Line, Tone
-from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimPolicy, ReclaimState
+from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimState
 from gpu_device_plugin.features.eviction.rules import next_victims
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.programs.simulate.experiment import arrivals_of
+from gpu_device_plugin.programs.simulate.experiment import arrivals_of, run
 from gpu_device_plugin.programs.simulate.model import counted
-from gpu_device_plugin.programs.simulate.placing import run
 from gpu_device_plugin.programs.simulate.results import aligned
 from gpu_device_plugin.settings.knobs import UsageError
 
@@ -169,7 +168,6 @@ def replay(pods: Sequence[Borrower], capacity_mib: int, grace_s: float, step_s: 
     # By the rules of reclaiming a GPU is short where what is used, and what of the guarantees is not, exceeds it.
     needs = [[max(pod.guaranteed_mib, use) for use in pod.use_mib] for pod in pods]
     needed = [sum(step) for step in zip(*needs, strict=True)]
-    policy = ReclaimPolicy(grace_s, evicts=True)
     state, asked, evictions, short_steps, last = ReclaimState(), 0, 0, 0, -1
     for step in range(len(needed)):
         if needed[step] <= capacity_mib:
@@ -177,14 +175,14 @@ def replay(pods: Sequence[Borrower], capacity_mib: int, grace_s: float, step_s: 
         short_steps += 1
         if 0 <= last < step - 1:  # the shortage before was over with the next step
             over = UseReading((last + 1) * step_s)
-            state = state.after(over, {}, {}, policy)
+            state = state.after(over, {}, {}, grace_s=grace_s, evicts=True)
         last = step
         for moment in range(len(pods) + 1):
             in_use = {_GPU: sum(pods[at].use_mib[step] for at in there)}
             reading = UseReading(step * step_s + moment * _MOMENT_S, (), in_use)
-            before, state = state, state.after(
-                reading, {_GPU: _uses(pods, members, there, step)}, {_GPU: capacity_mib}, policy
-            )  # fmt: skip
+            uses = {_GPU: _uses(pods, members, there, step)}
+            before = state
+            state = before.after(reading, uses, {_GPU: capacity_mib}, grace_s=grace_s, evicts=True)
             asked += sum(each.mib > 0 and place not in before.requests for place, each in state.requests.items())
             victims = next_victims(state.candidates(), most_grace_s=0, going={})
             if not victims:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader, UnreadableObjectError, decoded
-from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
 from gpu_device_plugin.cluster.objects.requests import OwnerReference  # noqa: TC001 - msgspec reads it
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.cluster.pod_demand import Ask, amount_of, ask
 from gpu_device_plugin.core.value.marginal_value import left_on, shape_of
+from gpu_device_plugin.core.value.placing import Start
 from gpu_device_plugin.core.value.workload_mix import kinds_of
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS
@@ -21,13 +21,13 @@ from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.gpus import MOST_GPUS
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.programs.simulate.entries import SHARE_MIB
-from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start
+from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.cluster.objects.decoding import NodeRecord
     from gpu_device_plugin.core.value.workload_mix import PodKind
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
 
 
@@ -106,7 +106,6 @@ class _Reader:
         self._from_empty = from_empty
         self._fleet = Fleet(resources, vanished_grace_s=0)
         self._pods = self._pod_reader()
-        self._others = OtherPodReader()
         self._nvidia: dict[str, tuple[NodeGpus, int]] = {}
         """The nodes without an agent of ours, where no node has one; see `gpus_by_labels`."""
         self._held: dict[str, int] = {}
@@ -134,7 +133,6 @@ class _Reader:
         if before_us and WHOLE not in self._resources:
             self._resources = (*self._resources, WHOLE)
             self._pods = self._pod_reader()
-        self._others = OtherPodReader()
         for node in nodes:
             offered = node.capacity.get(WHOLE.name, 0)
             if before_us and offered:
@@ -186,10 +184,10 @@ class _Reader:
         """Put a pod onto its node; return it if it asks for GPUs and has not ended."""
         pod, _ = self._pods.read(raw)
         if not pod.containers:
-            self._fleet.put_other(self._others.read(raw))
+            self._fleet.put_other(self._pods.read_other(raw))
             return None
         if not self._from_empty and (held := amount_of(pod, WHOLE)):
-            self._fleet.put_other(self._others.read(raw))
+            self._fleet.put_other(self._pods.read_other(raw))
             if not pod.ended:
                 self._held[pod.node_name] = self._held.get(pod.node_name, 0) + held
         elif not self._from_empty:

@@ -8,13 +8,13 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.quantity import allocatable_amounts
-from gpu_device_plugin.core.value.node_types import GpuKind, NodeType
-from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.core.value.placing import Start
+from gpu_device_plugin.core.value.workload_mix import GpuKind, NodeType, PodKind
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS, UNIFIED
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.model.gpus import MOST_GPUS, MOST_SHARES
 from gpu_device_plugin.model.mig import GPU_SLICES
-from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Start, counted, told
+from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, counted, told
 from gpu_device_plugin.settings.knobs import nearest
 
 if TYPE_CHECKING:

@@ -10,31 +10,16 @@ from itertools import accumulate, chain
 from math import ceil
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.value.marginal_value import Left
-from gpu_device_plugin.core.value.node_types import needs_gpus
 from gpu_device_plugin.core.value.price_learning import mean_gpu
+from gpu_device_plugin.core.value.workload_mix import needs_gpus
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.value.node_types import NodeType
-    from gpu_device_plugin.core.value.workload_mix import PodKind
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A node before the first pod comes."""
-
-    name: str
-    shape: NodeType
-    left: Left
-    """The room beside the pods that run there and stay."""
-
-    @classmethod
-    def empty(cls, name: str, shape: NodeType) -> Start:
-        """Return a node on which nothing runs."""
-        return cls(name, shape, Left(shape.sizes, shape.cpu_milli, shape.memory_mib))
+    from gpu_device_plugin.core.value.marginal_value import Left
+    from gpu_device_plugin.core.value.placing import Start
+    from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
 
 
 def gpus_with_room(kind: PodKind, shape: NodeType, left: Left) -> list[int]:

@@ -16,9 +16,10 @@ from gpu_device_plugin.programs.simulate.model import class_of, counted, gpus_wi
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from gpu_device_plugin.core.value.placing import Start
     from gpu_device_plugin.core.value.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.experiment import Needed, Plan
-    from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Start, Workload
+    from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Workload
     from gpu_device_plugin.programs.simulate.sources import Inputs
 
     Json = dict[str, Any]

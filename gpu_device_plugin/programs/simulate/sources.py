@@ -20,13 +20,14 @@ from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError
 from gpu_device_plugin.programs.simulate.clusterlist import read_cluster
 from gpu_device_plugin.programs.simulate.entries import EntryError, known_model, nodes_in, pods_in
-from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Recording, Start, Workload, counted, told
+from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Recording, Workload, counted, told
 from gpu_device_plugin.settings.forms import duration
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from gpu_device_plugin.core.value.placing import Start
     from gpu_device_plugin.model.resources import Resource
 
 CLUSTER = "cluster"
@@ -50,22 +51,12 @@ class Inputs:
 
     nodes: tuple[Start, ...]
     workload: Workload
-    ordered: bool
+    ordered: bool = False
     """The pods have an order of their own; otherwise a seed shuffles them."""
     notes: tuple[str, ...] = ()
     """A sentence for each thing that the user should know of."""
     added: Start | None = None
     """The kind of node that may be added."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """A file, words, or the cluster; read when nodes or pods are asked of it."""
-
-    nodes: Callable[[], tuple[Start, ...]]
-    workload: Callable[[], Workload]
-    ordered: bool = False
-    notes: tuple[str, ...] = ()
 
 
 def inputs_of(
@@ -87,15 +78,17 @@ def inputs_of(
         UsageError: one of them cannot be read, or is empty; the message says which and why.
     """
     opened = partial(_opened, resources=resources, kubectl=kubectl, from_empty=from_empty)
-    if pods is None and nodes != CLUSTER and _in_words(nodes):
+    if not pods and _in_words(nodes):
         raise UsageError(f"--pods is missing: nodes in words have no pods; give some, as --pods {_POD_EXAMPLE!r}")
     with _explained("--nodes", nodes):
-        of_nodes = opened(nodes, f"nodes such as {_NODE_EXAMPLE!r}")
-        found = of_nodes.nodes()
+        named = f"nodes such as {_NODE_EXAMPLE!r}"
+        there = Inputs(nodes_in(nodes), Workload.of(())) if _in_words(nodes) else opened(nodes, named)
     with _explained("--pods" if pods else "--nodes", pods or nodes):
-        of_pods = of_nodes if not pods or pods == nodes else opened(pods, f"pods such as {_POD_EXAMPLE!r}")
-        workload = of_pods.workload()
-    notes = tuple(dict.fromkeys((*of_nodes.notes, *of_pods.notes)))
+        if pods and _in_words(pods):
+            coming = Inputs((), Workload.of(pods_in(pods)))
+        else:
+            coming = opened(pods, f"pods such as {_POD_EXAMPLE!r}") if pods and pods != nodes else there
+    found, workload = there.nodes, coming.workload
     if not any(node.shape.sizes for node in found):
         raise UsageError(
             f"--nodes: {nodes[:80]}: none of {len(found):,} nodes has a GPU that is shared; give nodes "
@@ -115,21 +108,20 @@ def inputs_of(
     if added and len({node.shape for node in more}) != 1:
         raise UsageError(f"--nodes-needed: {added[:80]}: name one kind of node, such as '8x H100 cpu=96'")
     workload, misfits = _misfits((*found, *more), workload, skip=skip_misfits)
-    return Inputs(found, workload, of_pods.ordered, (*notes, *misfits), more[0] if more else None)
+    notes = tuple(dict.fromkeys((*there.notes, *coming.notes)))
+    return Inputs(found, workload, coming.ordered, (*notes, *misfits), more[0] if more else None)
 
 
 def _opened(
     text: str, otherwise: str, *, resources: Sequence[Resource], kubectl: Callable[[], bytes], from_empty: bool
-) -> _Source:
-    if text != CLUSTER and _in_words(text):
-        return _Source(lambda: nodes_in(text), lambda: Workload.of(pods_in(text)))
+) -> Inputs:
     content = _of_cluster(kubectl) if text == CLUSTER else _read(text, otherwise)
     if not _is_json(content):
         raise EntryError(f"the file is neither JSON nor YAML; {_FORMATS}")
     if (recorded := recorded_in(content)) is not None:
-        return _Source(lambda: (), lambda: recorded[0], notes=recorded[1])
+        return Inputs((), recorded[0], notes=recorded[1])
     cluster = read_cluster(content, resources, from_empty=from_empty)
-    return _Source(lambda: cluster.nodes, lambda: Workload.of(cluster.pods), ordered=True, notes=cluster.notes)
+    return Inputs(cluster.nodes, Workload.of(cluster.pods), ordered=True, notes=cluster.notes)
 
 
 def _of_cluster(kubectl: Callable[[], bytes]) -> bytes:

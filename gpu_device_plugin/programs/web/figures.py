@@ -15,7 +15,7 @@ from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE, NEVER, Age
 from gpu_device_plugin.features.use.contract import SERVED, USE_PATH, read_node_use
 from gpu_device_plugin.model.contract.keys import MalformedAnnotationError
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.programs.api_reads import AgentReader, understood
+from gpu_device_plugin.view.agent_reader import AgentReader, understood
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -13,7 +13,7 @@ import msgspec
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS
+from gpu_device_plugin.cluster.objects.decoding import NOT_ENDED, PODS
 from gpu_device_plugin.core.capacity.movable import Fits, after
 from gpu_device_plugin.core.capacity.plans import planning, settled
 from gpu_device_plugin.core.report.text.plan_texts import plan_document, verdict
@@ -83,8 +83,6 @@ class PagePlans:
             except NotFoundError:
                 pass
         reader = ArrangementReader(raw, self._page_state.watched.cluster.resources)
-        async for page in self._client.pages(NODES):
-            await asyncio.to_thread(reader.read_nodes, page.items or ())
         async for page in self._client.pages(PODS, fields=",".join(NOT_ENDED)):
             await asyncio.to_thread(reader.read_pods, page.items or ())
         views = self._page_state.readable or ()

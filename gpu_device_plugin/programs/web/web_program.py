@@ -17,7 +17,6 @@ from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT, ClusterConf
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE, Agents
 from gpu_device_plugin.lifetime import ReloadingProgram, tls_of
 from gpu_device_plugin.metrics import alive, probe
-from gpu_device_plugin.programs.api_reads import AgentReader
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures, AgentHistory, FiguresState
 from gpu_device_plugin.programs.web.page_plans import PagePlans
@@ -27,6 +26,7 @@ from gpu_device_plugin.programs.web.watched import Watched
 from gpu_device_plugin.programs.web.web_routes import HEADERS, LARGEST_VIEW, AboutPage, PageRoutes
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.web import WebSettings
+from gpu_device_plugin.view.agent_reader import AgentReader
 
 if TYPE_CHECKING:
     import ssl

@@ -20,11 +20,11 @@ from gpu_device_plugin.cluster.objects.decoding import PODS, UnreadableObjectErr
 from gpu_device_plugin.core.report.overview_document import containers_of, node_document
 from gpu_device_plugin.core.report.why.explanations import explain
 from gpu_device_plugin.features.history import contract
-from gpu_device_plugin.programs.api_reads import AgentUnreadableError, events_of, explained, histories_of
 from gpu_device_plugin.programs.web.callers import ALL_NAMESPACES, CallerScope
 from gpu_device_plugin.programs.web.figures import seen_history, seen_summary
+from gpu_device_plugin.view.agent_reader import AgentUnreadableError
 from gpu_device_plugin.view.poddetails import event_documents, events, pod_and_status
-from gpu_device_plugin.view.why_pod import on_gpus
+from gpu_device_plugin.view.why_pod import events_of, explained, histories_of, on_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -336,12 +336,12 @@ class PageRoutes:
         `nodes` have all names; None: they cannot be read.
         """
         told, answers = await explained(
-            *(self.client, pod, status, self.page_state.watched.cluster.resources),
-            lambda: None if nodes is None else [*map(scope.of, nodes)],
+            *(self.client, pod, status, self.page_state.watched.cluster.resources, nodes),
             most=_MOST_EXPLAINED,
             claims=self.page_state.watched.claims_of(pod.namespace),
             histories=await self._histories(pod, status, scope.caller.user),
             may_see=scope.may_see,
+            shown=scope.of,
         )
         return [*told, *explain(answers, _MOST_EXPLAINED)]
 

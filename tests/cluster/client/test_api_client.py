@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from gpu_device_plugin.cluster.objects.decoding import WatchEvent
+    from gpu_device_plugin.cluster.client.answers import WatchEvent
 
 
 async def listed(client: Client, **selection: Any) -> list[str]:

@@ -251,20 +251,17 @@ def keypair(folder: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
-def test_of_several_kubeconfigs_the_first_that_has_a_name_counts(tmp_path: Path) -> None:
-    """Paths are relative to the file that has them, and files that are not there are passed over."""
-    users, clusters = tmp_path / "users", tmp_path / "more" / "clusters"
-    clusters.parent.mkdir()
-    users.write_text("users: [{name: u, user: {tokenFile: token}}]\nclusters: null\n")
-    clusters.write_text(with_data(CODED).replace("certificate-authority-data", "certificate-authority"))
-    clusters.write_text(clusters.read_text().replace(CODED, "ca.crt"))
-    config = config_for(f"{tmp_path}/absent:{users}:{clusters}", {})
-    assert (config.token_file, config.ca_file, config.token) == (tmp_path / "token", tmp_path / "more/ca.crt", "")
-    clusters.write_text("current-context: z")
-    with pytest.raises(ClusterConfigError, match=f"kubeconfig {users}:{clusters} has no context named 'z'"):
-        config_for(f"{users}:{clusters}", {})
-    with pytest.raises(ClusterConfigError, match="/a:/b cannot be read: No such file"):
-        config_for("/a:/b", {})
+def test_of_two_entries_of_one_name_the_first_counts(tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    path.write_text(
+        "{clusters: null, current-context: c, contexts: [{name: c, context: {cluster: k, user: u}}],"
+        " users: [{name: u, user: {tokenFile: token}}, {name: u, user: {token: other}}]}"
+    )
+    with pytest.raises(ClusterConfigError, match=f"kubeconfig {path} has no cluster named 'k'"):
+        config_for(str(path), {})
+    path.write_text(path.read_text().replace("null", "[{name: k, cluster: {server: https://a}}]"))
+    config = config_for(str(path), {})
+    assert (config.token_file, config.token) == (tmp_path / "token", "")
 
 
 def test_an_address_may_end_with_a_slash() -> None:

@@ -11,7 +11,6 @@ from gpu_device_plugin.cluster.objects.decoding import (
     NODES,
     PODS,
     NodeReader,
-    NodeRecord,
     PodReader,
     UnreadableObjectError,
     read_version,
@@ -20,6 +19,7 @@ from gpu_device_plugin.cluster.objects.decoding import (
 from gpu_device_plugin.cluster.objects.quantity import whole_quantity
 from gpu_device_plugin.model.contract.keys import ALLOCATION, AVOID_MODEL, READ_ON_PODS, TOO_LONG, USE_MODEL
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Container, ContainerEnd, ContainerKind, Owner, Pod
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, node, pod

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
-from gpu_device_plugin.cluster.objects.other_pods import OtherPodReader
+from gpu_device_plugin.cluster.objects.decoding import PodReader, UnreadableObjectError
 from gpu_device_plugin.cluster.objects.quantity import allocatable_amounts, requested_amounts
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
@@ -27,7 +26,7 @@ def container(cpu: str, memory: str) -> dict[str, Any]:
 
 
 def read(pod: dict[str, Any]) -> OtherPod:
-    return OtherPodReader().read(json.dumps(pod).encode())
+    return PodReader((), lambda _key: False).read_other(json.dumps(pod).encode())
 
 
 def test_a_pod_takes_what_kube_scheduler_counts() -> None:
@@ -66,19 +65,19 @@ def test_what_a_stranger_writes_counts_as_nothing() -> None:
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"metadata":{"name":"p"}}', b'{"metadata":{"uid":5}}', b"\xff"])
 def test_what_is_no_pod_is_refused(text: bytes) -> None:
     with pytest.raises(UnreadableObjectError, match="not a pod"):
-        OtherPodReader().read(text)
+        PodReader((), lambda _key: False).read_other(text)
 
 
 def test_equal_amounts_are_one_object() -> None:
-    reader = OtherPodReader()
-    pods = [reader.read(json.dumps(body(containers=[container("1", "1Gi")])).encode()) for _ in range(2)]
+    reader = PodReader((), lambda _key: False)
+    pods = [reader.read_other(json.dumps(body(containers=[container("1", "1Gi")])).encode()) for _ in range(2)]
     assert pods[0].amounts is pods[1].amounts
 
 
 def test_there_is_no_end_of_different_amounts_but_of_those_that_are_remembered() -> None:
-    reader = OtherPodReader()
+    reader = PodReader((), lambda _key: False)
     for cpu in range(1, 2500):
-        pod = reader.read(json.dumps(body(containers=[container(f"{cpu}m", "1Gi")])).encode())
+        pod = reader.read_other(json.dumps(body(containers=[container(f"{cpu}m", "1Gi")])).encode())
         assert pod.amounts == Amounts(cpu, 1024)
 
 

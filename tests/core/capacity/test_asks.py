@@ -133,7 +133,9 @@ def test_what_is_asked_under_a_name_is_told_by_an_annotation() -> None:
     assert len({asked(wanted()), asked(wanted(present=("n1",))), asked(wanted(unlike={PRODUCT: ["T4"]}))}) == 3
 
 
-KIND = NodeKind(node(8), {"zone": "a", "pool": "gpu"}, (Taint("dedicated", "gpu"), Taint("nvidia.com/gpu")))
+KIND = NodeKind(
+    node=node(8), labels={"zone": "a", "pool": "gpu"}, taints=(Taint("dedicated", "gpu"), Taint("nvidia.com/gpu"))
+)
 ANY = Toleration(operator="Exists")
 
 

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.core.capacity.movable import Evictability, Fits, Residents, Stays, after, why_it_stays
-from gpu_device_plugin.core.capacity.plans import plan, plan_each, settled
+from gpu_device_plugin.core.capacity.plans import plan_each, settled
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, Terms
 from gpu_device_plugin.core.cluster.pod_demand import Ask
 from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Owner, Pod
 from gpu_device_plugin.model.resources import Amounts, Kind
 from tests.core.capacity.clusters import node, resident
 from tests.names import COUNT, MEM
 from tests.resources import RESOURCES
-from tests.views import node_view
+from tests.searches import plan
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.capacity.movable import Resident, Site
@@ -73,7 +74,7 @@ def test_pods_on_unknown_gpus_and_those_of_used_up_budgets_stay() -> None:
 
 
 def test_pods_with_equal_terms_share_the_nodes_that_these_allow() -> None:
-    nodes = [replace(node_view("n", (8,)), labels={"zone": "a"}), node_view("m", (8,))]
+    nodes = [NodeRecord("n", "n", labels={"zone": "a"}, ready=True), NodeRecord("m", "m", ready=True)]
     made = Residents(nodes, RESOURCES, {})
     selective = Evictability(terms=Terms(selector={"zone": "a"}))
     there = Occupant("uid", ON_0, namespace="ns", name="web")
@@ -84,7 +85,7 @@ def test_pods_with_equal_terms_share_the_nodes_that_these_allow() -> None:
 
 
 def test_a_pod_that_waits_has_nothing_yet_and_no_reason_to_stay() -> None:
-    made = Residents([node_view("n", (8,))], RESOURCES, {"ns/one": 1})
+    made = Residents([NodeRecord("n", "n", ready=True)], RESOURCES, {"ns/one": 1})
     waiting = made.of(replace(WEB, node_name="", owner=None), Evictability(budgets=("ns/one",)))
     assert (waiting.pod.usage, waiting.stays, waiting.budget) == (NOTHING, None, "ns/one")
     assert waiting.ask.parts[0].demand == Demand(Kind.MEMORY, 4)

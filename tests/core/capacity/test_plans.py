@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.capacity.movable import Fits, NodesFree, Resident, Site, Stays, after
-from gpu_device_plugin.core.capacity.plans import Drain, Plan, drain, on_gpus, plan, planning
+from gpu_device_plugin.core.capacity.plans import Drain, Plan, drain, on_gpus, planning
 from gpu_device_plugin.core.cluster.candidate import candidate, with_cordons
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
@@ -21,6 +21,7 @@ from gpu_device_plugin.model.contract.nodegpus import NodeGpus
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from tests.core.capacity.clusters import cheapest, node, random_world, resident
+from tests.searches import plan
 from tests.steps import result_of
 
 if TYPE_CHECKING:

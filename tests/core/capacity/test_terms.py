@@ -14,7 +14,7 @@ from gpu_device_plugin.core.capacity.terms import (
     Toleration,
     obstacles,
 )
-from tests.views import node_view
+from gpu_device_plugin.model.nodes import NodeRecord
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_every_text_counts_with_its_characters_and_one_more(terms: Terms, size: 
 
 
 def test_terms_that_are_too_long_to_be_kept_lead_nowhere() -> None:
-    assert [code for code, _ in obstacles(node_view("n", (80,)), NOWHERE)] == ["affinity-terms"]
+    assert [code for code, _ in obstacles(NodeRecord("n", "n", ready=True), NOWHERE)] == ["affinity-terms"]
 
 
 def test_terms_tell_which_labels_decide_and_whether_any_node_can_meet_them() -> None:

@@ -15,8 +15,8 @@ from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.packing import Effort
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.cluster.preempting import Preemptor, choose, choose_on_each, where_evicting_may_help
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
+from gpu_device_plugin.core.cluster.victims import Preemptor, choose, choose_on_each, where_evicting_may_help
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.placing import Demand

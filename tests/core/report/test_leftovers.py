@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_device_plugin.core.contract.moves import kept
-from gpu_device_plugin.core.report.leftovers import leftovers, mig_resources
+from gpu_device_plugin.core.report.leftovers import Leftovers, leftovers, mig_resources
 from gpu_device_plugin.model.contract.keys import (
     CORDONS,
     HELD_ROOM,
@@ -20,9 +20,21 @@ from gpu_device_plugin.model.contract.nodegpus import NodeGpus, write_node_gpus
 from gpu_device_plugin.model.contract.nodelabels import node_labels, our_annotations, our_labels, switched_on
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.mig import MigMode
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.shares import Shares
 from tests.mig_gpus import SMALL, in_mig_mode
 from tests.views import listed_instance
+
+RESOURCES = ("aliyun.com/gpu-mem", "aliyun.com/gpu-count")
+
+
+def left_on(
+    labels: dict[str, str], annotations: dict[str, str], capacity: dict[str, int], condition: str = ""
+) -> Leftovers:
+    record = NodeRecord(
+        "node-a", "uid", labels=labels, annotations=annotations, capacity=capacity, gpu_condition=condition
+    )
+    return leftovers(record, RESOURCES)
 
 
 @pytest.mark.parametrize(
@@ -59,29 +71,24 @@ def test_of_annotations_the_gpus_the_limits_and_the_use_are_ours() -> None:
 def test_what_the_extender_wrote_and_cordons_go_too_and_what_a_person_wrote_for_others_stays() -> None:
     theirs = {KEEPS[0]: "true"}
     notes = {**theirs, **kept(theirs, "full"), HELD_ROOM: "{}", CORDONS: "{}"}
-    left = leftovers("a", {}, {key: text for key, text in notes.items() if text is not None}, {}, ())
+    left = left_on({}, {key: text for key, text in notes.items() if text is not None}, {})
     assert set(left.annotations) == {KEEPS[1], KEPT_NODE, HELD_ROOM, CORDONS}
 
 
 def test_the_label_by_which_pods_select_limits_is_ours_and_the_wish_for_limits_is_the_administrators() -> None:
     """The label and the annotation of the limits have the same key."""
-    left = leftovers("a", {NODE_LIMITS: "mps", SET_LIMITS_LABEL: "mps"}, {NODE_LIMITS: "{}", NODE_USE: "{}"}, {}, ())
+    left = left_on({NODE_LIMITS: "mps", SET_LIMITS_LABEL: "mps"}, {NODE_LIMITS: "{}", NODE_USE: "{}"}, {})
     assert left.metadata_patch == {
         "metadata": {"labels": {NODE_LIMITS: None}, "annotations": {NODE_LIMITS: None, NODE_USE: None}}
     }
 
 
-RESOURCES = ("aliyun.com/gpu-mem", "aliyun.com/gpu-count")
-
-
 def test_leftovers_of_a_node_are_named_and_removed_by_two_patches() -> None:
     """The kubelet keeps the capacity with 0; the label zone and the annotation x are not the agent's."""
-    left = leftovers(
-        "node-a",
+    left = left_on(
         {"gpu-device-plugin/count": "2", "zone": "a"},
         {NODE_GPUS: "{}", "x": "y"},
         {"cpu": 8, "aliyun.com/gpu-mem": 0},
-        RESOURCES,
     )
     assert left.node == "node-a"
     assert str(left) == (
@@ -95,25 +102,25 @@ def test_leftovers_of_a_node_are_named_and_removed_by_two_patches() -> None:
 
 
 def test_a_node_that_never_shared_has_no_leftovers() -> None:
-    none = leftovers("node-a", {"zone": "a"}, {}, {"cpu": 8}, RESOURCES)
+    none = left_on({"zone": "a"}, {}, {"cpu": 8})
     assert not none
     assert (none.metadata_patch, none.status_patch, str(none)) == ({}, {}, "")
 
 
 def test_the_switch_is_removed_where_it_still_enables_sharing() -> None:
-    left = leftovers("node-a", {"gpushare": "true"}, {}, {"aliyun.com/gpu-mem": 8}, RESOURCES)
+    left = left_on({"gpushare": "true"}, {}, {"aliyun.com/gpu-mem": 8})
     assert left.labelled
     assert left.metadata_patch == {"metadata": {"labels": {"gpushare": None}}}
 
 
 def test_the_condition_is_removed_by_its_type() -> None:
     """A strategic merge patch leaves the conditions of others, which a merge patch would replace."""
-    left = leftovers("node-a", {}, {}, {"aliyun.com/gpu-mem": 0}, RESOURCES, condition=True)
+    left = left_on({}, {}, {"aliyun.com/gpu-mem": 0}, "True")
     assert str(left) == "capacity aliyun.com/gpu-mem; conditions GPUHealthy"
     nulls = {"aliyun.com/gpu-mem": None}
     gone = [{"type": "GPUHealthy", "$patch": "delete"}]
     assert left.status_patch == {"status": {"capacity": nulls, "allocatable": nulls, "conditions": gone}}
-    alone = leftovers("node-a", {}, {}, {}, RESOURCES, condition=True)
+    alone = left_on({}, {}, {}, "False")
     assert (bool(alone), alone.metadata_patch, alone.status_patch) == (True, {}, {"status": {"conditions": gone}})
 
 
@@ -121,9 +128,10 @@ def test_resources_of_mig_profiles_are_ours_in_our_domain_or_where_the_agent_lis
     """NVIDIA's plugin offers some of its own on other nodes."""
     theirs = "nvidia.com/mig-1g.10gb"
     capacity = {"cpu": 8, "aliyun.com/gpu-mem": 0, "aliyun.com/mig-2g.20gb": 0, theirs: 7, "aliyun.com/eni": 3}
-    assert mig_resources({}, capacity, RESOURCES) == {"aliyun.com/mig-2g.20gb"}
+    assert mig_resources(NodeRecord("n", "n", capacity=capacity), RESOURCES) == {"aliyun.com/mig-2g.20gb"}
     listed = NodeGpus(instances=(listed_instance(0, 0, resource=theirs),), share_mib=1024)
-    assert mig_resources({NODE_GPUS: write_node_gpus(listed)}, capacity, RESOURCES) == {
+    annotated = NodeRecord("n", "n", annotations={NODE_GPUS: write_node_gpus(listed)}, capacity=capacity)
+    assert mig_resources(annotated, RESOURCES) == {
         "aliyun.com/mig-2g.20gb",
         theirs,
     }

@@ -16,6 +16,7 @@ from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.contract.nodelabels import NodeLimits
 from gpu_device_plugin.model.gpus import Closeness, Links
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
+from gpu_device_plugin.model.nodes import NodeRecord
 from tests.claim_values import claim, part, serving, serving_view, whole
 from tests.reports import ASKED, BORROWER, SINCE, report
 from tests.reports import part as used
@@ -42,7 +43,8 @@ def brief_pods(node: NodeView) -> Any:
 def test_the_document_has_everything() -> None:
     web = pod_on("web", {0: 1}, usage_outside_grants=2, priority=7, deleting=True)
     capacity, allocatable = {"aliyun.com/gpu-mem": 8}, {"aliyun.com/gpu-mem": 4}
-    view = NodeView(candidate("a", LINKED, [web.usage]), (web,), "10.0.0.7", capacity=capacity, allocatable=allocatable)
+    record = NodeRecord("a", "a", capacity=capacity, allocatable=allocatable, ready=True, address="10.0.0.7")
+    view = NodeView(candidate("a", LINKED, [web.usage]), record, (web,))
     told = document([view])
     assert told.keys() == {"version", "nodes"}
     (node,) = json.loads(json.dumps(told["nodes"]))

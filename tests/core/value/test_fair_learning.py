@@ -5,20 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gpu_device_plugin.core.cluster.fitting import Fit, fit
-from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.value.fair_learning import LITTLE, Trial, binpack, scales_of, studied, trying
-from gpu_device_plugin.core.value.marginal_value import Left, left_on, shape_of
-from gpu_device_plugin.core.value.node_types import NodeType
-from gpu_device_plugin.core.value.price_learning import Dominance, learn
-from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
-from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
-from gpu_device_plugin.model.placing import Demand
-from gpu_device_plugin.model.resources import Kind
-from tests.scores import partly_used, score
+from gpu_device_plugin.core.value.fair_learning import LITTLE, Trial, scales_of, trying
+from gpu_device_plugin.core.value.price_learning import Dominance
+from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind, WorkloadMix
+from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from tests.searches import learn, studied
 from tests.work import counted
 
 if TYPE_CHECKING:
@@ -222,43 +214,3 @@ def test_pods_that_fit_nowhere_count_for_neither_policy() -> None:
     mix = {PodKind(40, 1): 1.0, PodKind(40, 1, wishes=GpuPreferences(("A10",))): 1.0}
     trial = tried(learn(mix, {H100: 60}), mix, {H100: 60})
     assert trial.fit == trial.binpack == pytest.approx(0.5, abs=0.1)
-
-
-pods = st.builds(
-    PodKind,
-    st.sampled_from((0, 1, 3, 5, 8, 16)),
-    st.integers(1, 3),
-    st.sampled_from((0, 1000, 40_000)),
-    st.sampled_from((0, 1 << 20)),
-    st.sampled_from((NO_PREFERENCES, GpuPreferences(("H100",)), GpuPreferences(("A10",)))),
-)
-
-
-@given(
-    pods,
-    st.lists(
-        st.tuples(st.sampled_from((None, "a", "b")), st.sampled_from((8, 16)), st.integers(0, 16)),
-        min_size=1,
-        max_size=5,
-    ).map(lambda gpus: sorted(gpus, key=lambda gpu: gpu[0] or "")),
-)
-def test_binpack_is_what_the_extender_does(kind: PodKind, gpus: list[tuple[str | None, int, int]]) -> None:
-    """The score of a node, and the GPUs that a pod gets there, for any room on GPUs and MIG instances."""
-    node = partly_used(gpus)
-    demand = Demand(Kind.MEMORY, kind.shares * kind.gpus, kind.gpus) if kind.shares else Demand(Kind.COUNT, kind.gpus)
-    asked = Ask((Part(demand),), kind.wishes)
-    found = fit(asked, node, "binpack")
-    enough = kind.cpu_milli <= 32_000 and kind.memory_mib <= 131_072
-    choice = binpack(kind, shape_of(node), left_on(node))
-    assert (choice is not None) == (isinstance(found, Fit) and enough)
-    if choice is not None and isinstance(found, Fit):
-        assert found.placements[0].positions == tuple(sorted(choice.gpus))
-        if kind.shares or kind.gpus == 1:  # of several whole GPUs the links count, of which nothing is known here
-            assert choice.gain == score(asked, node, "binpack", "binpack")
-
-
-def test_binpack_places_pods_without_gpus_where_there_is_room() -> None:
-    shape = NodeType((), (), 1000, 1000)
-    assert binpack(PodKind(0, 0, 500), shape, Left((), 1000, 1000)) is not None
-    assert binpack(PodKind(0, 0, 500), shape, Left((), 400, 1000)) is None
-    assert binpack(PodKind(0, 0, 0, 500), shape, Left((), 1000, 400)) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hypothesis import assume, given
@@ -16,30 +16,22 @@ from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.value.marginal_value import (
     CLOSED,
+    NEVER,
     UNKNOWN,
     Appraiser,
-    GpuChoice,
     Left,
     left_on,
     ranks_on,
     shape_of,
 )
-from gpu_device_plugin.core.value.node_types import GpuKind, NodeType, rounded
-from gpu_device_plugin.core.value.price_learning import (
-    MOST_CELLS,
-    MOST_LEVELS,
-    MOST_TABLES,
-    WANTED,
-    Tables,
-    learn,
-    learning,
-)
-from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.core.value.price_learning import MOST_CELLS, MOST_LEVELS, MOST_TABLES, WANTED, Tables, learning
+from gpu_device_plugin.core.value.workload_mix import GpuKind, NodeType, PodKind, rounded
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Amounts, Kind
 from tests.scores import partly_used
+from tests.searches import learn
 from tests.work import counted
 
 if TYPE_CHECKING:
@@ -54,6 +46,20 @@ MIB = 1024
 
 def of_model(*models: str) -> GpuPreferences:
     return GpuPreferences(models)
+
+
+class GpuChoice(NamedTuple):
+    """GPUs of a node for a pod, and what the node gains by it."""
+
+    gain: float
+    gpus: tuple[int, ...]
+
+
+def choose(there: Appraiser, kind: PodKind, node_type: NodeType, room: Left) -> GpuChoice | None:
+    """Return the GPUs on which a pod costs least; None where it does not fit."""
+    appraised = there.appraise(node_type, room)
+    gain = NEVER if appraised is None else there.gain(kind, appraised)
+    return None if appraised is None or gain == NEVER else GpuChoice(gain, tuple(there.gpus(kind, appraised)))
 
 
 # --- tables
@@ -131,7 +137,7 @@ def test_a_gpu_of_many_shares_is_priced_in_cells() -> None:
     tables = learn({PodKind(10_000, 1): 1.0}, {large: 1})
     assert tables.prices == {(40_000, False): {MOST_CELLS // 4: pytest.approx(0.25)}}
     appraiser = Appraiser(tables)
-    assert appraiser.choose(PodKind(10_000, 1), large, Left((10_000,), 0, 0)) is not None
+    assert choose(appraiser, PodKind(10_000, 1), large, Left((10_000,), 0, 0)) is not None
     assert learn({PodKind(10_001, 1): 1.0}, {large: 1}).prices[40_000, False].keys() == {33}
     values = [placement_value(appraiser, large, Left((free,), 0, 0)) for free in (9_999, 10_000)]
     assert values[1] - values[0] > 9_000
@@ -183,20 +189,20 @@ def test_free_shares_beyond_what_could_be_packed_are_stranded(
 def test_a_pod_takes_the_gpu_that_loses_least() -> None:
     """Pods of 5 and 11 come: 5 of a rest of 5 cost nothing else; of a rest of 11 they cost the larger pod."""
     there = appraiser({PodKind(5, 1): 1.0, PodKind(11, 1): 1.0}, T4)
-    found = there.choose(PodKind(5, 1), T4, left(11, 5))
+    found = choose(there, PodKind(5, 1), T4, left(11, 5))
     assert found is not None
     assert found.gpus == (1,)
 
 
 def test_a_pod_that_does_not_fit_gets_nothing() -> None:
     there = appraiser({PodKind(8, 1): 1.0}, T4)
-    assert there.choose(PodKind(8, 1), T4, left(7, 7)) is None
-    assert there.choose(PodKind(8, 2), T4, left(16, 7)) is None
-    assert there.choose(PodKind(0, 2), T4, left(16, 15)) is None
-    assert there.choose(PodKind(8, 1, 2000), T4, left(16, 16, cpu=1999)) is None
-    assert there.choose(PodKind(8, 1, 0, 64), T4, left(16, 16, memory=63)) is None
-    assert there.choose(PodKind(8, 1, wishes=of_model("A10")), T4, left(16, 16)) is None
-    assert there.choose(PodKind(8, 1), T4, left(CLOSED, CLOSED)) is None
+    assert choose(there, PodKind(8, 1), T4, left(7, 7)) is None
+    assert choose(there, PodKind(8, 2), T4, left(16, 7)) is None
+    assert choose(there, PodKind(0, 2), T4, left(16, 15)) is None
+    assert choose(there, PodKind(8, 1, 2000), T4, left(16, 16, cpu=1999)) is None
+    assert choose(there, PodKind(8, 1, 0, 64), T4, left(16, 16, memory=63)) is None
+    assert choose(there, PodKind(8, 1, wishes=of_model("A10")), T4, left(16, 16)) is None
+    assert choose(there, PodKind(8, 1), T4, left(CLOSED, CLOSED)) is None
 
 
 def test_whole_gpus_are_the_first_unused_ones_that_are_allowed() -> None:
@@ -207,14 +213,14 @@ def test_whole_gpus_are_the_first_unused_ones_that_are_allowed() -> None:
         (PodKind(0, 2, wishes=of_model("A10")), (1, 2)),
         (PodKind(0, 1, wishes=GpuPreferences((), ("T4",))), (1,)),
     ):
-        found = there.choose(kind, mixed, left(16, 24, 24))
+        found = choose(there, kind, mixed, left(16, 24, 24))
         assert found is not None
         assert found.gpus == gpus
 
 
 def test_a_pod_without_gpus_takes_cpu_alone() -> None:
     there = appraiser({PodKind(8, 1, 4000): 1.0, PodKind(0, 0, 2000): 1.0}, T4)
-    found = there.choose(PodKind(0, 0, 2000), T4, left(16, 16))
+    found = choose(there, PodKind(0, 0, 2000), T4, left(16, 16))
     assert found is not None
     assert (found.gpus, found.gain < 0) == ((), True)
 
@@ -222,7 +228,7 @@ def test_a_pod_without_gpus_takes_cpu_alone() -> None:
 def test_of_two_nodes_the_fuller_one_is_better_where_nothing_else_decides() -> None:
     """Whole GPUs only: each costs the same, and the node with fewer left is filled first."""
     there = appraiser({PodKind(0, 1): 1.0}, T4)
-    fuller, emptier = (there.choose(PodKind(0, 1), T4, each) for each in (left(16, 0), left(16, 16)))
+    fuller, emptier = (choose(there, PodKind(0, 1), T4, each) for each in (left(16, 0), left(16, 16)))
     assert fuller is not None
     assert emptier is not None
     assert fuller.gain > emptier.gain
@@ -286,11 +292,11 @@ def test_whole_gpus_and_memory_of_several_are_not_taken_of_instances() -> None:
     two = NodeType((8, 8, 8, 8), ("H100",) * 4, 32_000, 131_072, (0, None, 0, None))
     there = appraiser({PodKind(0, 1): 1.0, PodKind(4, 1): 1.0, PodKind(4, 2): 1.0}, two)
     for kind, gpus in ((PodKind(0, 1), (1,)), (PodKind(0, 2), (1, 3)), (PodKind(4, 2), (1, 3))):
-        found = there.choose(kind, two, left(8, 8, 8, 8))
+        found = choose(there, kind, two, left(8, 8, 8, 8))
         assert found is not None
         assert found.gpus == gpus
-    assert there.choose(PodKind(0, 3), two, left(8, 8, 8, 8)) is None
-    assert there.choose(PodKind(4, 2), two, left(8, 8, 8, 3)) is None
+    assert choose(there, PodKind(0, 3), two, left(8, 8, 8, 8)) is None
+    assert choose(there, PodKind(4, 2), two, left(8, 8, 8, 3)) is None
 
 
 def test_an_instance_more_or_less_in_use_changes_nothing_for_pods_of_several_gpus() -> None:
@@ -340,7 +346,7 @@ def test_the_extender_binds_to_the_gpus_that_cost_least(
     node_type, room = shape_of(node), left_on(node)
     assume(kind.shares)
     there = appraiser(mix, node_type)
-    chosen = there.choose(kind, node_type, room)
+    chosen = choose(there, kind, node_type, room)
     demand = Demand(Kind.MEMORY, kind.shares * kind.gpus, kind.gpus)
     found = fit(Ask((Part(demand),)), node, "fit", ranks_on(there, node, Amounts(kind.cpu_milli)))
     assert isinstance(found, Fit) == (chosen is not None)
@@ -379,7 +385,7 @@ def test_worth_never_rises_by_taking(
 @given(mixes, kinds, st.lists(st.integers(-1, 16), min_size=2, max_size=2))
 def test_the_gpus_of_a_node_are_interchangeable(mix: dict[PodKind, float], kind: PodKind, frees: list[int]) -> None:
     there = appraiser(mix, T4)
-    marginal_values = [there.choose(kind, T4, left(*each)) for each in permutations(frees)]
+    marginal_values = [choose(there, kind, T4, left(*each)) for each in permutations(frees)]
     assert [None if gain is None else pytest.approx(gain.gain) for gain in marginal_values[::-1]] == [
         None if gain is None else gain.gain for gain in marginal_values
     ]
@@ -391,7 +397,7 @@ def test_the_gain_is_the_difference_of_the_worths(
 ) -> None:
     there = appraiser(mix, T4)
     before = left(*frees, cpu=cpus * 1000)
-    found = there.choose(kind, T4, before)
+    found = choose(there, kind, T4, before)
     assume(found is not None)
     assert isinstance(found, GpuChoice)
     after = Left(
@@ -532,7 +538,7 @@ def test_a_gpu_ranks_by_what_the_node_loses_with_it() -> None:
 def test_on_a_node_of_an_unknown_shape_there_is_no_rank() -> None:
     there = Appraiser(learn({PodKind(5, 1): 1.0}, {T4: 1}))
     assert ranks_on(there, candidate("n", gpus(16), []), Amounts()) is None
-    assert there.choose(PodKind(5, 1), A10, left(24)) is None
+    assert choose(there, PodKind(5, 1), A10, left(24)) is None
 
 
 def test_a_shape_hosts_what_fits_on_it_empty() -> None:

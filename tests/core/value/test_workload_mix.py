@@ -15,6 +15,7 @@ from gpu_device_plugin.core.value.workload_mix import (
     MOST_WISHES,
     PodKind,
     WorkloadMix,
+    joined,
     kinds_of,
     largest_kind,
 )
@@ -37,14 +38,19 @@ def filled(
     return mix
 
 
+def parts_of(mix: WorkloadMix) -> dict[PodKind, float]:
+    """Return each kind with its part of all pods."""
+    return joined(mix.by_namespace().values())
+
+
 def test_a_mix_without_pods_has_no_parts() -> None:
-    assert (WorkloadMix().parts(), len(WorkloadMix()), WorkloadMix().arrivals) == ({}, 0, 0)
+    assert (parts_of(WorkloadMix()), len(WorkloadMix()), WorkloadMix().arrivals) == ({}, 0, 0)
 
 
 def test_pods_that_come_together_count_the_same() -> None:
     mix = filled(A, 3, 0.0)
     mix.add([B], 0.0)
-    assert mix.parts() == {A: 0.75, B: 0.25}
+    assert parts_of(mix) == {A: 0.75, B: 0.25}
     assert (len(mix), mix.arrivals) == (2, 4)
 
 
@@ -52,13 +58,13 @@ def test_on_a_busy_cluster_a_pod_counts_half_after_six_hours() -> None:
     """A pod every 36 s are 600 in six hours; the last of A weighs nearly twice its first."""
     mix = filled(A, 1, 0.0)
     filled(B, 600, 36.0, mix, since=36.0)
-    assert mix.parts()[A] == pytest.approx(1 / sum(2 ** (36.0 * n / HALF_LIFE_S) for n in range(601)))
+    assert parts_of(mix)[A] == pytest.approx(1 / sum(2 ** (36.0 * n / HALF_LIFE_S) for n in range(601)))
 
 
 def test_a_mix_of_yesterday_counts_a_sixteenth_on_a_busy_cluster() -> None:
     mix = filled(A, 2400, 36.0)
     filled(B, 2400, 36.0, mix, since=86_400.0)
-    parts = mix.parts()
+    parts = parts_of(mix)
     assert parts[A] / parts[B] == pytest.approx(1 / 16, rel=0.01)
 
 
@@ -66,13 +72,13 @@ def test_a_quiet_cluster_forgets_by_pods_and_not_by_time() -> None:
     """Ten pods a day: after ten days a hundred have come, and those before count half."""
     mix = filled(A, 1, 0.0)
     filled(B, 100, 8640.0, mix, since=8640.0)
-    assert mix.parts()[A] == pytest.approx(1 / sum(2 ** (n / 100) for n in range(101)))
+    assert parts_of(mix)[A] == pytest.approx(1 / sum(2 ** (n / 100) for n in range(101)))
 
 
 def test_one_pod_after_a_long_time_does_not_outweigh_all_others() -> None:
     mix = filled(A, 50, 1.0)
     mix.add([B], 10**9)
-    assert mix.parts()[B] < 0.03
+    assert parts_of(mix)[B] < 0.03
 
 
 def test_a_pod_from_before_the_latest_counts_like_the_latest() -> None:
@@ -80,15 +86,15 @@ def test_a_pod_from_before_the_latest_counts_like_the_latest() -> None:
     mix.add([A], 1000.0)
     mix.add([B], 0.0)
     latest = 2 ** min(1000.0 / HALF_LIFE_S, 0.01)
-    assert mix.parts()[B] == pytest.approx(latest / (1 + 2 * latest))
+    assert parts_of(mix)[B] == pytest.approx(latest / (1 + 2 * latest))
 
 
 def test_weights_never_grow_without_end() -> None:
     """After 41 half-lives all weights are scaled, and the parts stay what they are."""
     mix = filled(A, 4200, HALF_LIFE_S)
     filled(B, 100, HALF_LIFE_S, mix, since=4200 * HALF_LIFE_S)
-    assert sum(mix.parts().values()) == pytest.approx(1.0)
-    assert mix.parts()[B] == pytest.approx(0.5, abs=0.01)
+    assert sum(parts_of(mix).values()) == pytest.approx(1.0)
+    assert parts_of(mix)[B] == pytest.approx(0.5, abs=0.01)
 
 
 def test_the_rarest_kinds_are_forgotten_when_there_are_too_many() -> None:
@@ -96,7 +102,7 @@ def test_the_rarest_kinds_are_forgotten_when_there_are_too_many() -> None:
     for number in range(2 * MOST_KINDS):
         mix.add([PodKind(1, 1, number)], 0.0)
     assert len(mix) == MOST_KINDS
-    assert A in mix.parts()
+    assert A in parts_of(mix)
     assert mix.arrivals == 10 + 2 * MOST_KINDS
 
 
@@ -104,7 +110,7 @@ def test_a_pod_of_sixteen_parts_counts_as_one_pod() -> None:
     mix = WorkloadMix()
     mix.add([PodKind(41, 1)] * 15 + [B], 0.0)
     mix.add([A], 0.0)
-    assert mix.parts() == {PodKind(41, 1): 15 / 32, B: 1 / 32, A: 0.5}
+    assert parts_of(mix) == {PodKind(41, 1): 15 / 32, B: 1 / 32, A: 0.5}
     assert mix.arrivals == 2
 
 
@@ -159,7 +165,7 @@ def test_few_different_wishes_are_kept_and_each_once() -> None:
         mix.add([PodKind(4, 1, wishes=GpuPreferences((f"model {number}",)))], 0.0, "other")
     for shares in range(1, 4):
         mix.add([PodKind(shares, 1, wishes=GpuPreferences(("T4",)))], 0.0, "team")
-    kept = {id(kind.wishes): kind.wishes for kind in mix.parts()}
+    kept = {id(kind.wishes): kind.wishes for kind in parts_of(mix)}
     assert len(kept) <= 2 * MOST_WISHES
     assert list(kept.values()).count(GpuPreferences(("T4",))) == 1
     assert len(mix.by_namespace()["team"]) == 3

@@ -22,7 +22,7 @@ from gpu_device_plugin.kubelet.sockets import DirectoryGoneError
 from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
-from tests.cluster_double.troubles import Answer
+from tests.cluster_double.troubles import Answer, Garbage
 from tests.features.claims.dra_harness import Claims, claims
 from tests.features.mps.mps_supervisor import Supervisor
 from tests.node.cluster_harness import NODE, RIGHTS
@@ -221,6 +221,14 @@ async def test_slices_that_somebody_removes_come_back() -> None:
         assert (await here.run_claim("c1")).error == ""
 
 
+@pytest.mark.parametrize("body", [b"<html>sign in, please</html>", b"{}"])
+async def test_slices_are_published_although_a_proxy_answered_in_place_of_the_api_server(body: bytes) -> None:
+    async with claims() as here:
+        here.api.fail(Garbage(body), verbs=["get", "create"], resources=["nodes", "resourceslices"], times=4)
+        await here.start()
+        assert len(here.devices()) == 4
+
+
 async def test_no_device_is_offered_before_the_kubelet_can_call_the_driver() -> None:
     """A pod that the scheduler sends there in between starts a minute late: when the kubelet tries its claim again."""
     async with claims() as here:
@@ -241,7 +249,7 @@ async def test_slices_that_a_kubelet_removed_at_its_start_wait_until_it_knows_th
         await here.node.until(lambda: not here.dra.loop.reached.value)
         here.kubelet.looks.clear()
         await here.kubelet.start()
-        await here.node.until(lambda: not here.dra.offer.there)
+        await here.node.until(lambda: not here.dra.offer._found)
         await unchanged_slices(here, 0)
         here.kubelet.looks.set()
         await here.serves()

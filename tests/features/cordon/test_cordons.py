@@ -26,6 +26,7 @@ from tests.node.harness import pod
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from gpu_device_plugin.cluster.client.answers import ApiAnswer
     from gpu_device_plugin.cluster.objects.decoding import ObjectKind
     from tests.cluster_double.api_server import ApiServer
 
@@ -122,7 +123,9 @@ def auto(it: Cluster, now: list[float]) -> Cordons:
     """Return the feature without its agent's own readings."""
     agent = it.node.agent
     assert agent is not None
-    by = Cordons(context(settings=agent.settings, config=agent.config, api=agent.api, reports=agent.reports))
+    by = Cordons(
+        context(settings=agent.settings, config=agent.config, reached_cluster=agent.api, reports=agent.reports)
+    )
     by.clock = lambda: now[0]
     return by
 
@@ -176,7 +179,7 @@ class Overtaken(Client):
     api: ApiServer
     times = 1
 
-    async def patch(self, kind: ObjectKind, name: str, body: Mapping[str, Any], **more: Any) -> bytes:
+    async def patch(self, kind: ObjectKind, name: str, body: Mapping[str, Any], **more: Any) -> ApiAnswer:
         if self.times:
             self.times -= 1
             cordons = write_cordons({f"GPU-{self.times}": WHY})
@@ -219,8 +222,8 @@ async def test_without_the_api_nothing_is_put_aside_and_readings_are_followed() 
     config: Any = Observable(SimpleNamespace(cordons={}, shares=SimpleNamespace(gpus=())))
     now = [0.0]
     history: Any = SimpleNamespace(get=lambda _: SimpleNamespace(telemetry=conditions))
-    by = Cordons(context(settings=given, config=config, features=history, reports=SimpleNamespace(name_of=str)))
+    reports = SimpleNamespace(name_of=str)
+    by = Cordons(context(settings=given, config=config, features=history, reports=reports, reached_cluster=NodeApi()))
     by.clock = lambda: now[0]
-    assert not await NodeApi().cordon("GPU-a", WHY)
     await lasts(by, now, failing("GPU-a"))
     assert json.dumps(dict(by._faults.due(now[0])))

@@ -123,6 +123,9 @@ async def test_a_condition_of_an_earlier_agent_goes_where_no_setting_asks_for_it
         await it.start_agent()
         await it.node.until(lambda: not condition(it))
         assert it.api.get("nodes", NODE)["status"]["conditions"] == there
+        for _ in range(2):  # the same wish is no change
+            it.cluster.published._show(it.cluster.published._config.value)
+        assert it.cluster.published._condition.version == 1
 
 
 async def test_the_condition_goes_with_the_nodes_label() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from gpu_device_plugin.features.limits.rules import running_limits as setting
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import Pod
+from tests.node.contexts import context, settings
 from tests.patience import beside, eventually, rounds
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ class World:
         self.directory = directory
         self.holdings = [holding()]
         self.limits: Observable[Mapping[Place, int]] = Observable({})
-        self.soft = False
+        self.settings = Observable(settings())
 
     @property
     def wanted(self) -> Mapping[LimitKey, MemoryLimit] | None:
@@ -56,18 +58,18 @@ class World:
         new.write_text(LIMIT_FILES.write_state(outcomes, beat_s))
         new.rename(self.directory / LIMIT_FILES.state_file)
 
+    def limit_softly(self) -> None:
+        """Have the settings say that what a container is guaranteed is its soft limit."""
+        self.settings.set(settings(soft_limit="share"))
+
     @asynccontextmanager
     async def agent(self, *, soft: bool = False) -> AsyncIterator[LimitLink]:
         """Run an agent, whose clock shows 110 s."""
-        self.soft = soft
-        link = LimitLink(
-            self.directory,
-            lambda: self.holdings,
-            self.limits,
-            soft=lambda: self.soft,
-            poll_s=POLL_S,
-            clock=lambda: 110.0,
-        )
+        if soft:
+            self.limit_softly()
+        use: Any = SimpleNamespace(holders=lambda: self.holdings, allowed_now=self.limits)
+        node = context(settings=self.settings)
+        link = LimitLink(self.directory, node, use, poll_s=POLL_S, clock=lambda: 110.0)
         async with beside(link.run()):
             yield link
 
@@ -109,7 +111,7 @@ async def test_a_changed_setting_of_soft_limits_reaches_the_helper(world: World)
     world.limits.set({PLACE: 8192})
     async with world.agent() as link:
         await eventually(lambda: world.wanted == {KEY: MemoryLimit(8192)})
-        world.soft = True
+        world.limit_softly()
         link.changed()
         await eventually(lambda: world.wanted == {KEY: MemoryLimit(8192, 4096)})
 

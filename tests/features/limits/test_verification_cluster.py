@@ -40,7 +40,7 @@ async def test_the_limit_of_every_start_of_a_container_is_read_back() -> None:
         await there.node.confirmed()
         runs(there, "p", FIRST)
         await there.node.until(lambda: made.counts[LimitStatus.HELD] == 1)
-        assert made.states.value.keys() == {(pod_made.uid, "c0", there.node.uuids[0])}
+        assert there.node.agent.limit_states.value.keys() == {(pod_made.uid, "c0", there.node.uuids[0])}
         assert there.events("GPULimitNotHeld") == []
         runs(there, "p", SECOND)
         await there.node.until(lambda: bool(there.events("GPULimitNotHeld")))
@@ -59,10 +59,10 @@ async def test_an_agent_that_sees_no_cgroups_says_what_to_mount() -> None:
         there.node.hardware(CARD, driver="615.71.09", cgroup=2)
         await there.start_agent()
         assert there.node.agent is not None
-        made = there.node.agent.of(Limits).verification
+        states = there.node.agent.limit_states
         await there.run(pod("p", {MEM: 3}))
         runs(there, "p", FIRST, seen=False)
-        await there.node.until(lambda: [each.why for each in made.states.value.values()] == [NO_CGROUPS])
+        await there.node.until(lambda: [each.why for each in states.value.values()] == [NO_CGROUPS])
         assert there.events("GPULimitNotHeld") == []
 
 
@@ -71,6 +71,4 @@ async def test_an_agent_without_the_api_says_that_it_does_not_know_the_container
         node.hardware(CARD, driver="615.71.09", cgroup=2)
         agent = await node.start_agent()
         await node.kubelet.admit(pod("p", {MEM: 3}))
-        await node.until(
-            lambda: [each.why for each in agent.of(Limits).verification.states.value.values()] == [NO_CONTAINER]
-        )
+        await node.until(lambda: [each.why for each in agent.limit_states.value.values()] == [NO_CONTAINER])

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
-from gpu_device_plugin.features.mps.node import Mps
-from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
+from gpu_device_plugin.features.mps.contract import MPS_FILES, STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import NOT_MOUNTED, NOT_THERE, SILENT
 from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.limits import Enforcement
@@ -22,6 +21,8 @@ from gpu_device_plugin.node.extension import Features, GrantDraft, GrantRequest
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.container_grants import NOBODY, Delivery
 from gpu_device_plugin.node.rules.ledger import Ledger
+from tests.node.contexts import mps
+from tests.node.recorded_api import RecordedApi
 from tests.nodes import ids, node, uuid
 from tests.patience import eventually
 
@@ -48,8 +49,14 @@ class Desk:
         self.directory = directory
         self.state = NodeState(node(8, 8, used={0: used}))
         self.entries = Observable[tuple[Allocation, ...]](())
-        self.told: list[tuple[str, str]] = []
-        self.mps = Mps(directory, self.state, self.entries, lambda *told: self.told.append(told), clock=lambda: NOW_S)
+        self.api = RecordedApi()
+        known = {"state": self.state, "entries": self.entries, "api": self.api}
+        self.mps = mps(directory, clock=lambda: NOW_S, reports=SimpleNamespace(name_of=str.lower), **known)
+
+    @property
+    def told(self) -> list[tuple[str, str]]:
+        """The reasons and notes of the Events."""
+        return [(reason, note) for reason, note, *_ in self.api.events]
 
     def put(self, state: Mapping[str, MpsGpu] | str, beat_s: float = NOW_S) -> None:
         new = self.directory / "new"
@@ -122,9 +129,9 @@ async def test_the_reason_why_there_is_no_supervisor_is_the_one_that_helps(tmp_p
         desk.put({uuid(0): READY}, NOW_S - 60)
         await eventually(lambda: desk.mps.daemons.value == SILENT)
         assert desk.mps.gpus == {}
-        await eventually(lambda: desk.told[-1:] == [("", SILENT)])
+        await eventually(lambda: desk.told[-1:] == [("MPSNotReady", f"MPS does not serve this node: {SILENT}.")])
         desk.put({})
-        await eventually(lambda: desk.told[-1] == ("", ""))
+        await eventually(lambda: desk.told[-1] == ("MPSReady", "MPS serves this node again."))
 
 
 async def test_nobody_is_told_of_the_end_of_a_trouble_that_no_longer_matters(tmp_path: Path) -> None:
@@ -136,7 +143,7 @@ async def test_nobody_is_told_of_the_end_of_a_trouble_that_no_longer_matters(tmp
         await eventually(lambda: len(desk.told) == 2)
         desk.mps.ask_for([uuid(0)])
         desk.put({**broken, uuid(0): READY})
-        await eventually(lambda: desk.told[2:] == [(uuid(0), "")])
+        await eventually(lambda: desk.told[2:] == [("MPSReady", "MPS serves gpu-0 (GPU-0) again.")])
 
 
 async def test_clients_are_noticed_by_whichever_record_tells_of_them_last(tmp_path: Path) -> None:
@@ -175,3 +182,22 @@ async def test_a_call_that_ends_late_does_not_take_away_the_daemon_for_a_later_c
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
             assert desk.wanted == left
+
+
+async def test_mps_says_nothing_of_a_container_where_no_feature_chooses_a_means(tmp_path: Path) -> None:
+    """Such an agent makes nobody a client, and the clients of its predecessor keep their daemon."""
+    desk = Desk(tmp_path)
+    desk.put({uuid(0): READY})
+    desk.state.update(Ledger.seen, ids(0, range(2)), certain=True)
+    desk.record(0, 1)
+    draft = GrantDraft(frozenset(ids(0, [2])), Placement(Demand(Kind.MEMORY, 1), ((0, 1),)), NOBODY, Delivery())
+    async with desk.running():
+        await eventually(lambda: desk.mps.on and desk.mps.gpus)
+        desk.mps.ledger_complete()
+        async with Features(desk.mps).granting(GrantRequest(lambda: draft)) as answer:
+            assert answer == draft
+        assert desk.wanted == {uuid(0): 2048}
+        desk.mps.ask_for(())  # as `Limits` does, also where nobody wants MPS
+        async with Features(desk.mps).granting(GrantRequest(lambda: draft)) as answer:
+            assert isinstance(answer, GrantDraft)
+            assert answer.enforcements[uuid(0)].enforcement is Enforcement.MPS

@@ -185,12 +185,13 @@ class Reported:
     def __post_init__(self) -> None:
         api = RecordedApi(Pod(UID, "shop", "web-0"))
         api.has_access = True
-        node = context(entries=self.entries, limit_states=self.limits, api=api)
+        published = SimpleNamespace(annotate=lambda annotations: self.written.append(annotations[NODE_USE] or ""))
+        cluster = SimpleNamespace(published=published)
+        node = context(entries=self.entries, limit_states=self.limits, api=api, reached_cluster=cluster)
         self.watch = Use(node)
         node.features.add(self.watch)
         self.reports = UseReports(node)
         self.reports.clock = lambda: self.now
-        api.annotate_node = lambda annotations: self.written.append(annotations[NODE_USE] or "")  # type: ignore[method-assign]
 
     def read(self, used: int = 700) -> None:
         self.watch.reading.set(UseReading(self.now, (WEB,), {uuid(0): used}, {uuid(0): 0}))

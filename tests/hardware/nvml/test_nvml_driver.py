@@ -159,16 +159,17 @@ def library() -> Library:
     return Library()
 
 
-def opened(library: Library, pci: object = "/nowhere") -> Nvml:
-    driver = Nvml(library, str(pci))
+def opened(library: Library) -> Nvml:
+    driver = Nvml(library, "/nowhere")
     driver.inventory()
     return driver
 
 
 def test_everything_the_driver_tells_is_taken(library: Library, tmp_path: Path) -> None:
     for address, node in {"0000:3b:00.0": "0", "0000:3c:00.0": "1", "0000:3d:00.0": "-1"}.items():
-        (tmp_path / address).mkdir()
-        (tmp_path / address / "numa_node").write_text(f"{node}\n")
+        device = tmp_path / "sys/bus/pci/devices" / address
+        device.mkdir(parents=True)
+        (device / "numa_node").write_text(f"{node}\n")
     inventory = Nvml(library, str(tmp_path)).inventory()
     first, second, third = inventory["gpus"]
     assert first == {
@@ -306,23 +307,24 @@ def test_the_limit_is_asked_of_the_cgroup_that_we_are_in(
     library: Library, tmp_path: Path, own: str | None, asked: str
 ) -> None:
     """A driver answers Not Supported for the root of the hierarchy."""
-    root = tmp_path / "cgroup"
+    root = tmp_path / "sys/fs/cgroup"
     (root / "system.slice/a.service").mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
     if own is not None:
-        (tmp_path / "own").write_text(own)
-    Nvml(library, cgroups=str(root), own_cgroup=str(tmp_path / "own")).inventory()
+        (tmp_path / "proc/self/cgroup").write_text(own)
+    Nvml(library, str(tmp_path)).inventory()
     assert set(library.limits_asked) == {asked.format(root=root)}
 
 
 def test_the_version_of_control_groups_is_that_of_what_is_mounted(library: Library, tmp_path: Path) -> None:
     def version() -> object:
-        return Nvml(library, cgroups=str(tmp_path / "cgroup")).inventory()["cgroup"]
+        return Nvml(library, str(tmp_path)).inventory()["cgroup"]
 
     assert version() is None
-    (tmp_path / "cgroup/unified").mkdir(parents=True)
-    (tmp_path / "cgroup/unified/cgroup.controllers").touch()
+    (tmp_path / "sys/fs/cgroup/unified").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/unified/cgroup.controllers").touch()
     assert version() == 1  # both in use
-    (tmp_path / "cgroup/cgroup.controllers").touch()
+    (tmp_path / "sys/fs/cgroup/cgroup.controllers").touch()
     assert version() == 2
 
 
@@ -416,14 +418,14 @@ def test_a_gpu_with_the_memory_of_the_machine_is_listed(
     library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int | None
 ) -> None:
     """GB10 and Jetson tell of no memory, and a driver was seen to tell that there is none."""
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:       127600748 kB\nMemFree:        7976902 kB\n")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal:       127600748 kB\nMemFree:        7976902 kB\n")
     if answer is None:
         nothing = SimpleNamespace(total=0, reserved=0, used=0, free=0)
         monkeypatch.setattr(library, "nvmlDeviceGetMemoryInfo", lambda *_arguments, **_version: nothing)
     else:
         library.fails |= dict.fromkeys(MEMORY, answer)
-    driver = Nvml(library, "/nowhere", meminfo=str(meminfo))
+    driver = Nvml(library, str(tmp_path))
     gpus = [gpu for gpu in driver.inventory()["gpus"] if not gpu["mig"]]
     assert [(gpu["total_mib"], gpu["reserved_mib"], gpu["unified"]) for gpu in gpus] == [(124610, 0, True)] * 2
     reading = driver.probe()[0]
@@ -433,7 +435,7 @@ def test_a_gpu_with_the_memory_of_the_machine_is_listed(
 
 def test_without_the_machines_memory_a_gpu_that_tells_none_is_left_out(library: Library) -> None:
     library.fails |= dict.fromkeys(MEMORY, NOT_SUPPORTED)
-    assert Nvml(library, "/nowhere", meminfo="/nowhere").inventory()["left_out"] == 3
+    assert Nvml(library, "/nowhere").inventory()["left_out"] == 3
 
 
 def test_gpus_that_no_one_may_open_are_a_matter_of_this_container(library: Library) -> None:

@@ -115,13 +115,19 @@ def library() -> Divided:
 
 
 def opened(library: Library) -> Nvml:
-    driver = Nvml(library, "/nowhere", mig_minors="/nowhere")
+    driver = Nvml(library, "/nowhere")
     driver.inventory()
     return driver
 
 
 def instances(driver: Nvml) -> list[dict[str, Any]]:
     return [{**gpu["instance"], "uuid": gpu["uuid"]} for gpu in driver.inventory()["gpus"] if gpu["instance"]]
+
+
+def write_minors(root: Path, text: str) -> None:
+    """Have the driver name its device nodes like this, below `root`."""
+    (root / "proc/driver/nvidia-caps").mkdir(parents=True)
+    (root / "proc/driver/nvidia-caps/mig-minors").write_text(text)
 
 
 def without_memory(library: Divided, uuid: str, code: int = NO_PERMISSION) -> None:
@@ -131,11 +137,11 @@ def without_memory(library: Divided, uuid: str, code: int = NO_PERMISSION) -> No
 
 def test_the_instances_of_a_gpu_follow_it(library: Divided, tmp_path: Path) -> None:
     """C has the minor number 5, and NVML's index 2."""
-    minors = tmp_path / "mig-minors"
-    minors.write_text(
-        "config 1\nmonitor 2\ngpu2/gi1/access 8\ngpu5/gi1/access 12\ngpu5/gi1/ci0/access 13\ngpu5/gi9/access 20\nx\n"
+    write_minors(
+        tmp_path,
+        "config 1\nmonitor 2\ngpu2/gi1/access 8\ngpu5/gi1/access 12\ngpu5/gi1/ci0/access 13\ngpu5/gi9/access 20\nx\n",
     )
-    inventory = Nvml(library, "/nowhere", mig_minors=str(minors)).inventory()
+    inventory = Nvml(library, str(tmp_path)).inventory()
     assert [gpu["uuid"] for gpu in inventory["gpus"]] == [A, B, C, ONE, TWO, PART]
     assert (inventory["left_out"], inventory["troubles"]) == (0, [])
     assert {end for link in inventory["links"] for end in (link["a"], link["b"])} == {A, B, C}
@@ -173,9 +179,9 @@ def test_the_instances_of_a_gpu_follow_it(library: Divided, tmp_path: Path) -> N
 
 
 def test_a_gpu_without_a_device_node_has_instances_without(library: Divided, tmp_path: Path) -> None:
-    (tmp_path / "mig-minors").write_text("gpuNone/gi1/access 1\ngpu5/gi1/access 12\ngpu5/gi1/ci0/access 13\n")
+    write_minors(tmp_path, "gpuNone/gi1/access 1\ngpu5/gi1/access 12\ngpu5/gi1/ci0/access 13\n")
     library.fails["nvmlDeviceGetMinorNumber"] = NOT_SUPPORTED
-    driver = Nvml(library, mig_minors=str(tmp_path / "mig-minors"))
+    driver = Nvml(library, str(tmp_path))
     assert [own["caps"] for own in instances(driver)] == [[], [], []]
 
 

@@ -14,11 +14,9 @@ from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitMea
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.shares import OF_GPU, WHOLE_GPUS, Shares, TooManySharesError
-from gpu_device_plugin.node.rules.container_grants import Delivery
 from gpu_device_plugin.node.rules.gpu_health import Cause, GpuHealth, Problem
 from gpu_device_plugin.node.rules.node import Block
 from gpu_device_plugin.node.rules.node_config import (
-    NodeChoices,
     NodeConfig,
     NodeFacts,
     derive,
@@ -27,6 +25,7 @@ from gpu_device_plugin.node.rules.node_config import (
     share_size,
 )
 from gpu_device_plugin.node.rules.serving_mode import Serving, ServingMode
+from gpu_device_plugin.settings.node import NodeSettings
 from tests import mig
 from tests.nodes import inventory, node
 from tests.resources import MEM
@@ -36,11 +35,11 @@ FAILED = GpuHealth((Problem(Cause.LOST, "it is gone"),))
 
 def config(before: NodeConfig | None = None, **inputs: Any) -> NodeConfig:
     """Derive the configuration of a node with two GPUs of 8 GiB, if nothing else is given."""
-    known: dict[str, Any] = {"inventory": inventory(8, 8), "started": True, "watched": True, "resources": (MEM,)}
-    given = known | inputs
-    choices = NodeChoices(**{each.name: given.pop(each.name) for each in fields(NodeChoices) if each.name in given})
+    known: dict[str, Any] = {"inventory": inventory(8, 8), "started": True, "watched": True}
+    given = {"resources": (Kind.MEMORY,)} | known | inputs
+    settings = NodeSettings(**{each.name: given.pop(each.name) for each in fields(NodeSettings) if each.name in given})
     facts = NodeFacts(**{each.name: given.pop(each.name) for each in fields(NodeFacts) if each.name in given})
-    return derive(choices, facts, before or NodeConfig(shares=Shares(1024)), **given)
+    return derive(settings, facts, before or NodeConfig(shares=Shares(1024)), **given)
 
 
 def labels(**values: str) -> dict[str, str]:
@@ -155,13 +154,13 @@ def test_labels_that_nobody_understands_are_told_together_and_change_nothing() -
 
 
 def test_exclusions_of_no_gpu_and_gpus_none_of_which_is_shared_are_remarked() -> None:
-    assert config(inventory=Inventory(), excluded=("9",)).remarks == ()
-    (unknown,) = config(excluded=("9",)).remarks
+    assert config(inventory=Inventory(), exclude_gpus=("9",)).remarks == ()
+    (unknown,) = config(exclude_gpus=("9",)).remarks
     assert unknown.startswith("--exclude-gpus names 9, but this node has no such GPU")
     swapped = replace(inventory(8, 8), order=tuple(reversed(inventory(8, 8).gpus)))
-    (misread,) = config(inventory=swapped, excluded=("0",)).remarks
+    (misread,) = config(inventory=swapped, exclude_gpus=("0",)).remarks
     assert misread.startswith("--exclude-gpus names 0, by which nvidia-smi counts GPU-0")
-    excluded = config(excluded=("0", "1"))
+    excluded = config(exclude_gpus=("0", "1"))
     assert excluded.remarks == (excluded.why_none,) == (excluded.shares.why_none,)
 
 
@@ -183,16 +182,16 @@ def test_a_gpu_that_cannot_be_listed_is_remarked() -> None:
 def test_gpus_without_device_nodes_are_not_given_by_device_nodes() -> None:
     """On WSL2 and Tegra; a reload of the settings changes nothing of how they are given."""
     wsl = Inventory((Gpu("GPU-w", 0, "NVIDIA GeForce RTX 5070", 8188),))
-    found = config(inventory=wsl, delivery=Delivery(methods=frozenset({"device-specs"})))
+    found = config(inventory=wsl, devices=("device-specs",))
     assert found.undeliverable.startswith("--devices=device-specs gives containers /dev/nvidiaN, and the driver tells")
     assert found.remarks == (found.undeliverable,)
     assert found.delivery.methods == {"envvar"}
-    both = config(inventory=wsl, delivery=Delivery(methods=frozenset({"cdi", "device-specs"})))
+    both = config(inventory=wsl, devices=("device-specs", "cdi"))
     assert both.delivery.methods == {"cdi"}
-    for delivery in (Delivery(), Delivery(methods=frozenset({"cdi"}))):
-        assert config(inventory=wsl, delivery=delivery).undeliverable == ""
+    for devices in (("envvar",), ("cdi",)):
+        assert config(inventory=wsl, devices=devices).undeliverable == ""
     node_there = replace(wsl, gpus=(replace(wsl.gpus[0], minor=0),))
-    assert config(inventory=node_there, delivery=Delivery(methods=frozenset({"device-specs"}))).undeliverable == ""
+    assert config(inventory=node_there, devices=("device-specs",)).undeliverable == ""
 
 
 # --- Limits -----------------------------------------------------------------------------------------------------------
@@ -227,11 +226,11 @@ def test_gpus_are_withheld_for_other_plugins_or_while_the_node_changes_over() ->
 
 def test_the_condition_names_failed_gpus_while_the_driver_answers() -> None:
     assert config(health={"GPU-1": FAILED}).condition is None, "nobody wants it"
-    assert config(condition=True, started=False).condition is None, "nothing is known yet"
-    bad = config(condition=True, health={"GPU-0": GpuHealth(), "GPU-1": FAILED}).condition
+    assert config(node_condition=True, started=False).condition is None, "nothing is known yet"
+    bad = config(node_condition=True, health={"GPU-0": GpuHealth(), "GPU-1": FAILED}).condition
     assert bad is not None
     assert (bad.status, bad.message) == ("False", "GPU 1: it is gone")
-    paused = config(condition=True, watched=False, sentence="the agent is paused")
+    paused = config(node_condition=True, watched=False, sentence="the agent is paused")
     assert paused.condition is not None
     assert (paused.condition.status, paused.condition.message) == ("Unknown", "the agent is paused")
     assert paused.why_none == "the agent is paused"

@@ -17,7 +17,7 @@ import termios
 import time
 from ctypes.util import find_library
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import pytest
 
@@ -26,7 +26,7 @@ from gpu_device_plugin.programs.demo.demo_program import play
 from gpu_device_plugin.programs.demo.scenes import SCENES
 from gpu_device_plugin.programs.demo.stage import DemoStage, Look, frame
 from gpu_device_plugin.programs.demo.story import SceneContent
-from gpu_device_plugin.programs.demo.world import DemoError
+from gpu_device_plugin.programs.demo.world import DemoError, World
 from tests.nodes import node
 from tests.patience import stretched
 
@@ -331,7 +331,7 @@ async def test_gpus_of_which_the_kubelet_was_told_nothing_are_not_drawn_as_broke
     seen: list[str] = []
 
     async def wait(story: Story) -> None:
-        seen.extend(frame("1/1", story.look(), Look()))
+        seen.extend(frame("1/1", story.now, story.world, Look()))
         await SCENES[BEGIN](story)
 
     assert await play("fake:1xT4", DemoStage(stream, live=True, colour=False), {"Begin": wait}) == 0
@@ -347,17 +347,35 @@ async def test_a_terminal_that_knows_few_characters_gets_few() -> None:
     assert "..............  0/14" in stream.read()
 
 
+class Nowhere(World):
+    """A node without GPUs, of whose two shares one is offered."""
+
+    node = node()
+    unknown = frozenset()
+    devices_listed: ClassVar = {"gpu-mem": frozenset("ab")}
+
+    def __init__(self) -> None:
+        self.used = {}
+
+    def held(self) -> dict[str, frozenset[str]]:
+        return {}
+
+    def healthy(self, _resource: str) -> int:
+        return 1
+
+
+NOWHERE = Nowhere()
+
+
 def test_a_scene_is_a_heading_a_caption_a_table_and_what_came_of_it() -> None:
     shown = SceneContent(
         "A scene",
-        node(),
         caption="What happens.",
         quotes=[("somebody", "what he says")],
         checks=[("It is so.", True), ("It is not so.", False)],
-        allocatable="gpu-mem 1 of 2",
     )
     assert not shown.passed
-    assert frame("3/9", shown, Look(width=20, full="#", empty=".")) == [
+    assert frame("3/9", shown, NOWHERE, Look(width=20, full="#", empty=".")) == [
         "3/9 A scene --------",
         "What happens.",
         "",
@@ -373,11 +391,11 @@ def test_a_scene_is_a_heading_a_caption_a_table_and_what_came_of_it() -> None:
 
 
 def test_a_scene_that_is_left_out_says_why_and_is_not_wrong() -> None:
-    shown = SceneContent("A scene", node(), caption="Left out: for a reason.", left_out=True)
+    shown = SceneContent("A scene", caption="Left out: for a reason.", left_out=True)
     assert shown.passed
-    assert frame("3/9", shown, Look(width=40))[1:] == ["Left out: for a reason."]
+    assert frame("3/9", shown, NOWHERE, Look(width=40))[1:] == ["Left out: for a reason."]
 
 
 def test_an_amount_stays_on_one_line() -> None:
-    shown = SceneContent("A scene", node(), caption="There are 10 GiB free.", left_out=True)
-    assert frame("3/9", shown, Look(width=13))[1:] == ["There are", "10 GiB free."]
+    shown = SceneContent("A scene", caption="There are 10 GiB free.", left_out=True)
+    assert frame("3/9", shown, NOWHERE, Look(width=13))[1:] == ["There are", "10 GiB free."]

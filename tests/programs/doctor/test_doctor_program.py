@@ -24,7 +24,6 @@ from gpu_device_plugin.programs.doctor.doctor_program import (
     CONDITION,
     EVICTING,
     RIGHTS,
-    DoctorDeadlines,
     DoctorPlace,
     _with_node,
     below,
@@ -53,8 +52,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.settings.node import NodeSettings
     from tests.node.harness import NodeWorld
 
-QUICK = DoctorDeadlines(driver_s=120, answer_s=60)
-NOWHERE = DoctorPlace(in_container=True)
+NOWHERE = DoctorPlace(in_container=True, driver_s=120, answer_s=60)
 
 
 def settings_in(node: NodeWorld, **changed: str) -> NodeSettings:
@@ -79,7 +77,7 @@ async def sharing() -> AsyncIterator[Cluster]:
 
 async def test_a_node_on_which_everything_works_is_well() -> None:
     async with sharing() as there:
-        seen = await examined(settings_in(there.node), NOWHERE, QUICK, 1)
+        seen = await examined(settings_in(there.node), NOWHERE, 1)
     wrong = [each for each in examine(CHECKS, seen) if each.severity in {Severity.WARNING, Severity.ERROR}]
     assert [each for each in wrong if each.check != "cgroups"] == [], "cgroups are this machine's"
     checks = ("driver", "shares", "registration", "rights", "allocatable", "clock")
@@ -100,7 +98,7 @@ async def test_what_the_agent_reports_of_limits_and_use_is_examined(tmp_path: Pa
         over = written(part("web", used=9000, over_since=SINCE))
         await there.node.stop_agent()  # it would write what it knows itself
         there.api.patch("nodes", NODE, {"metadata": {"annotations": over}})
-        seen = await examined(settings_in(there.node, mps_dir=str(tmp_path), limits="mps"), NOWHERE, QUICK, 1)
+        seen = await examined(settings_in(there.node, mps_dir=str(tmp_path), limits="mps"), NOWHERE, 1)
     assert found(seen, "memory use", "MPS", show="node containers why") == [
         f"warning over-use node={NODE} containers=default/web/main",
         f"error no-supervisor why={NOT_THERE}",
@@ -114,7 +112,7 @@ async def test_a_node_on_which_nothing_works_is_told_all_of_it(tmp_path: Path) -
         pod_resources_socket=tmp_path / "none.sock",
         api="off",
     )
-    seen = await examined(settings, NOWHERE, QUICK, 0)
+    seen = await examined(settings, NOWHERE, 0)
     assert found(seen, "driver", "kubelet directory", "kubelet", "kubelet's records", "agent", "API server") == [
         "error driver-unusable",
         "error directory-unusable",
@@ -133,7 +131,7 @@ async def test_a_size_of_which_no_gpu_has_one_share_is_no_size_that_waits() -> N
         node.settings["share_size"] = "100GiB"
         agent = node.launch()
         await node.until(lambda: bool(agent.state.node.shares.why_none))
-        seen = await examined(settings_in(node), NOWHERE, QUICK)
+        seen = await examined(settings_in(node), NOWHERE)
     (finding,) = found(seen, "shares", show="problem")
     assert finding.startswith("error no-gpu-shared problem=no GPU is shared: 15 GiB, less than one share of 100 GiB")
 
@@ -143,9 +141,9 @@ async def test_the_condition_of_the_gpus_is_read_from_the_driver_as_the_settings
     narrow = {"model": "T4", "pcie_width": 8, "temperature": 91, "persistence": False}
     gpus.write_text(json.dumps({"gpus": [narrow, "1xT4"]}))
     async with world() as node:
-        every = await examined(settings_in(node, gpus=str(gpus)), NOWHERE, QUICK)
-        links = await examined(settings_in(node, gpus=str(gpus), condition="pcie"), NOWHERE, QUICK)
-        none = await examined(settings_in(node, gpus=str(gpus), condition="off"), NOWHERE, QUICK)
+        every = await examined(settings_in(node, gpus=str(gpus)), NOWHERE)
+        links = await examined(settings_in(node, gpus=str(gpus), condition="pcie"), NOWHERE)
+        none = await examined(settings_in(node, gpus=str(gpus), condition="off"), NOWHERE)
     assert found(every, "GPU condition", show="temperature lanes") == [
         "warning too-hot temperature=91",
         "warning pcie-narrow lanes=8",
@@ -160,21 +158,21 @@ async def test_a_driver_that_hangs_is_given_up(tmp_path: Path) -> None:
     gpus = tmp_path / "gpus.json"
     gpus.write_text(json.dumps({"gpus": ["1xT4"], "events": [{"at": "0s", "hang": "1h"}]}))
     async with world() as node:
-        seen = await examined(settings_in(node, gpus=str(gpus)), NOWHERE, replace(QUICK, driver_s=0.5))
+        seen = await examined(settings_in(node, gpus=str(gpus)), replace(NOWHERE, driver_s=0.5))
     assert "the driver did not answer within 0.5 s" in seen.driver_problem
 
 
 async def test_a_checkpoint_that_nobody_can_read_is_told() -> None:
     async with world() as node:
         node.kubelet.checkpoint.write_text("damaged")
-        seen = await examined(settings_in(node), NOWHERE, QUICK)
+        seen = await examined(settings_in(node), NOWHERE)
     assert "is damaged" in seen.checkpoint_problem
 
 
 async def test_others_are_seen_by_their_sockets_and_by_what_the_node_offers() -> None:
     async with sharing() as there:
         there.api.patch("nodes", NODE, {"status": {"allocatable": {"nvidia.com/gpu": "2"}}}, subresource="status")
-        seen = await examined(settings_in(there.node), NOWHERE, QUICK, 1)
+        seen = await examined(settings_in(there.node), NOWHERE, 1)
     assert [sighting.signs for sighting in seen.others] == [("the node offers 2 nvidia.com/gpu",)]
 
 
@@ -183,7 +181,7 @@ async def test_others_are_seen_by_their_sockets_and_by_what_the_node_offers() ->
 
 async def test_rights_that_the_account_lacks_are_named() -> None:
     async with cluster(allowed={("get", "nodes")}) as there:
-        seen = await examined(settings_in(there.node), NOWHERE, QUICK)
+        seen = await examined(settings_in(there.node), NOWHERE)
     denied = "patch nodes, list pods, watch pods, patch pods, get namespaces, create events, patch events"
     (finding,) = found(seen, "rights", show="rights")
     assert finding.startswith(f"error rights-missing rights={denied}")
@@ -192,7 +190,7 @@ async def test_rights_that_the_account_lacks_are_named() -> None:
 async def test_an_api_server_that_is_away_costs_a_moment_and_a_sentence() -> None:
     async with cluster() as there:
         there.api.black_hole()
-        seen = await examined(settings_in(there.node), NOWHERE, replace(QUICK, answer_s=0.2))
+        seen = await examined(settings_in(there.node), replace(NOWHERE, answer_s=0.2))
         there.api.heal()
     assert isinstance(seen.api, ApiSeen)
     assert seen.api.problem.startswith(there.api.url)
@@ -200,7 +198,7 @@ async def test_an_api_server_that_is_away_costs_a_moment_and_a_sentence() -> Non
 
 async def test_a_node_that_the_api_does_not_know_is_told() -> None:
     async with cluster(node_name="elsewhere") as there:
-        seen = await examined(settings_in(there.node), NOWHERE, QUICK)
+        seen = await examined(settings_in(there.node), NOWHERE)
     assert found(seen, "node") == ["error node-unreadable"]
     unnamed = await _with_node(ApiSeen(""), Client(ClusterConfig("http://127.0.0.1:1")), "")
     assert unnamed.node_problem.startswith("the name of this node is unknown; ")
@@ -210,7 +208,7 @@ async def test_a_server_that_says_nothing_of_rights_leaves_them_unknown() -> Non
     async with cluster() as there:
         there.api.fail(Answer(403), resources=["selfsubjectaccessreviews"])
         there.api.fail(Garbage(), resources=["nodes"])
-        seen = await examined(settings_in(there.node), NOWHERE, QUICK)
+        seen = await examined(settings_in(there.node), NOWHERE)
     assert isinstance(seen.api, ApiSeen)
     assert set(seen.api.rights.values()) == {None}
     assert "not a node" in seen.api.node_problem
@@ -218,10 +216,8 @@ async def test_a_server_that_says_nothing_of_rights_leaves_them_unknown() -> Non
 
 async def test_where_there_is_no_account_the_api_is_not_asked(tmp_path: Path) -> None:
     async with world() as node:
-        auto = await examined(settings_in(node, api="auto"), NOWHERE, QUICK)
-        broken = await examined(
-            settings_in(node, api=str(tmp_path / "none.kubeconfig"), node_name=NODE), NOWHERE, QUICK
-        )
+        auto = await examined(settings_in(node, api="auto"), NOWHERE)
+        broken = await examined(settings_in(node, api=str(tmp_path / "none.kubeconfig"), node_name=NODE), NOWHERE)
     assert isinstance(auto.api, Unknown)
     assert isinstance(broken.api, ApiSeen)
     assert "cannot be read" in broken.api.problem
@@ -265,20 +261,20 @@ async def test_device_nodes_and_files_are_looked_at_where_the_node_is(tmp_path: 
     (tmp_path / "dev/nvidiactl").symlink_to("/dev/null")
     (tmp_path / "dev/nvidia-uvm").write_text("")
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-    where = DoctorPlace(tmp_path, dev=tmp_path / "dev")
+    where = replace(NOWHERE, host_root=tmp_path, in_container=False, dev=tmp_path / "dev")
     async with world() as node:
         settings = replace(settings_in(node), gpus="nvml")
-        seen = await examined(settings, where, QUICK)
+        seen = await examined(settings, where)
     assert {path: seen.device_nodes[path] for path in ("/dev/nvidiactl", "/dev/nvidia-uvm")} == {
         "/dev/nvidiactl": "",
         "/dev/nvidia-uvm": "is no device",
     }
     assert seen.unlinked_nodes == ("/dev/nvidiactl",)
     assert (seen.cgroup, seen.runtimes, seen.toolkit) == (1, (), "")
-    empty = await examined(settings, DoctorPlace(tmp_path, dev=tmp_path / "none"), QUICK)
+    empty = await examined(settings, replace(NOWHERE, host_root=tmp_path, in_container=False, dev=tmp_path / "none"))
     assert empty.device_nodes["/dev/nvidiactl"] == "is missing"
     (tmp_path / "dev/dxg").write_text("")
-    assert "/dev/nvidiactl" in (await examined(settings, where, QUICK)).device_nodes
+    assert "/dev/nvidiactl" in (await examined(settings, where)).device_nodes
 
 
 async def test_wsl_has_one_device_node_for_all_gpus(tmp_path: Path) -> None:
@@ -286,7 +282,7 @@ async def test_wsl_has_one_device_node_for_all_gpus(tmp_path: Path) -> None:
     (tmp_path / "dev/dxg").write_text("")
     async with world() as node:
         settings = replace(settings_in(node), gpus="nvml")
-        seen = await examined(settings, DoctorPlace(tmp_path, dev=tmp_path / "dev"), QUICK)
+        seen = await examined(settings, replace(NOWHERE, host_root=tmp_path, in_container=False, dev=tmp_path / "dev"))
     assert (seen.device_nodes, seen.unlinked_nodes) == ({"/dev/dxg": ""}, ())
 
 
@@ -297,7 +293,7 @@ async def test_instances_that_the_kernel_module_lists_are_counted_where_the_node
     gpus = tmp_path / "gpus.json"
     gpus.write_text(json.dumps({"gpus": [{"model": "H100", "mig": True}]}))
     settings = NODE_SETTINGS(gpus=str(gpus), device_plugin_dir=tmp_path, api="off")
-    seen = await examined(settings, DoctorPlace(tmp_path, dev=tmp_path / "dev"), QUICK)
+    seen = await examined(settings, replace(NOWHERE, host_root=tmp_path, in_container=False, dev=tmp_path / "dev"))
     assert list(seen.mig_present.values()) == [2]
     assert found(seen, "MIG", show="instances") == ["warning mig-instances-hidden instances=2"]
 
@@ -311,7 +307,7 @@ async def test_instances_that_are_given_whole_have_resources_of_their_own(tmp_pa
         mig="whole",
         mig_domain="nvidia.com",
     )
-    seen = await examined(settings, DoctorPlace(tmp_path, dev=tmp_path / "dev"), QUICK)
+    seen = await examined(settings, replace(NOWHERE, host_root=tmp_path, in_container=False, dev=tmp_path / "dev"))
     assert [resource.name for resource in seen.resources][-2:] == ["nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb"]
     assert found(seen, "MIG", "shares", "GPUs", show="mode gpus") == [
         "ok mig mode=whole",

@@ -10,8 +10,7 @@ import pytest
 
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.symptoms import Runtime
-from gpu_device_plugin.features.mps.contract import STATE_FILE, MpsGpu, MpsStatus
-from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
+from gpu_device_plugin.features.mps.contract import MPS_FILES, STATE_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import NOT_THERE, SILENT
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse

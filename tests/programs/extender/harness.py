@@ -18,7 +18,8 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.lease import LeaseTiming
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.cluster.writers.binder import BinderTiming
-from gpu_device_plugin.programs.extender.extender_program import Extender, ExtenderTimings
+from gpu_device_plugin.programs.extender.controller_context import ExtenderTimings
+from gpu_device_plugin.programs.extender.extender_program import Extender
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders

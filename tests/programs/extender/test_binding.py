@@ -6,7 +6,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.client.errors import Call, NotFoundError, UnavailableError
 from gpu_device_plugin.cluster.writers.binder import BindError, InDoubtError, PodRef
@@ -14,17 +14,16 @@ from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.model.contract.keys import ALLOCATION, IDX
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.programs.extender.binding import LATEST_COMMIT_S, Binding
+from gpu_device_plugin.programs.extender.controller_context import LATEST_COMMIT_S
 from tests.names import COUNT, MEM
 from tests.patience import eventually
+from tests.programs.extender.contexts import BINPACK, binding_in, context
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     import pytest
-
-    from gpu_device_plugin.cluster.writers.binder import Binder
 
 
 def wanting(name: str, mem: int = 0, count: int = 0, uid: str = "", node: str = "") -> Pod:
@@ -89,17 +88,16 @@ class Desk:
     timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        self.binding = Binding(
-            self.fleet,
-            cast("Binder", self.api),
-            RESOURCES,
-            current=self.current,
-            gpu_policy=lambda: "binpack",
-            ranks=lambda _node, _amounts: None,
-            timeout_s=lambda: self.timeout_s,
-            clock=lambda: self.now,
-            wall_ns=lambda: 17,
-            check_doubts_s=0.001,
+        self.binding = binding_in(
+            context(
+                self.fleet,
+                binder=self.api,
+                settings=lambda: replace(BINPACK, bind_timeout_s=self.timeout_s),
+                clock=lambda: self.now,
+                wall=lambda: 17e-9,
+                check_doubts_s=0.001,
+            ),
+            self.current,
         )
 
     async def current(self) -> None:

@@ -13,18 +13,20 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
+from gpu_device_plugin.cluster.client.answers import ApiAnswer
 from gpu_device_plugin.cluster.client.errors import Call, UnavailableError, error_from
 from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.writers.binder import Binder, BinderTiming, PodRef
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.model.contract.keys import POD_ANNOTATIONS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.programs.extender.binding import LATEST_COMMIT_S, Binding
+from gpu_device_plugin.programs.extender.controller_context import LATEST_COMMIT_S
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container
 from gpu_device_plugin.testing.cluster.cluster_kinds import PODS, StatusError
 from tests.cluster_double.store import Store
 from tests.cluster_double.troubles import Answer, Late
+from tests.programs.extender.contexts import binding_in, context
 from tests.programs.extender.harness import HASTY, held, world
 from tests.resources import RESOURCES
 
@@ -119,7 +121,7 @@ class Wire:
         except StatusError as error:
             raise error_from(call, b"", status=error.code) from error
 
-    async def get(self, _kind: Any, name: str, *, namespace: str, **_rest: Any) -> bytes:
+    async def get(self, _kind: Any, name: str, *, namespace: str, **_rest: Any) -> ApiAnswer:
         call = Call("get", "pods", "", namespace, name)
         if self.down:
             raise UnavailableError(call, "no answer in time")
@@ -131,7 +133,7 @@ class Wire:
             self.overtaken = False
             self.carry_out(0)
             self.clock.now += 2
-        return found
+        return ApiAnswer.to(call, found)
 
     def carry_out(self, which: int) -> None:
         """Make a binding that its client gave up, if the API server still works on it."""
@@ -160,17 +162,9 @@ class Cluster:
         for node, sizes in SIZES.items():
             gpus = tuple(ListedGpu(at, size, f"GPU-{node}-{at}") for at, size in enumerate(sizes))
             self.fleet.put_node(node, NodeGpus(gpus, 1024))
-        self.binding = Binding(
-            self.fleet,
-            Binder(cast("Client", self.wire), self.reader, timing=lambda: BinderTiming(pause_s=0)),
-            RESOURCES,
-            current=self.current,
-            gpu_policy=lambda: "binpack",
-            ranks=lambda _node, _amounts: None,
-            timeout_s=lambda: 60.0,
-            clock=lambda: self.clock.now,
-            wall_ns=lambda: 17,
-            check_doubts_s=5.0,
+        binder = Binder(cast("Client", self.wire), self.reader, timing=lambda: BinderTiming(pause_s=0))
+        self.binding = binding_in(
+            context(self.fleet, binder=binder, clock=lambda: self.clock.now, wall=lambda: 17e-9), self.current
         )
         self.told = 0
         self.calls: set[asyncio.Task[str]] = set()

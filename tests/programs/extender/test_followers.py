@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.objects.decoding import NodeReader, NodeRecord
+import msgspec
+
+from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader
+from gpu_device_plugin.core.capacity.movable import Evictability
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_USE, PLACEMENT_LABEL
@@ -14,16 +17,15 @@ from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.programs.extender.followed import Followed, with_brief_use
-from gpu_device_plugin.programs.extender.holds import Holds
-from gpu_device_plugin.programs.extender.resizes import Resizes
 from gpu_device_plugin.testing import builders
 from tests.names import COUNT, MEM
+from tests.programs.extender.contexts import context
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gpu_device_plugin.cluster.client.api_client import Client
+    from gpu_device_plugin.model.nodes import NodeRecord
 
 
 def fleet() -> Fleet:
@@ -31,10 +33,9 @@ def fleet() -> Fleet:
 
 
 def followed(fleet: Fleet, arrivals: Arrivals | None = None, clock: Callable[[], float] = lambda: 0.0) -> Followed:
-    holds = Holds(fleet, cast("Client", None), clock=clock, wall=lambda: 0.0)
-    resizes = Resizes(fleet, RESOURCES, clock=clock)
-    observe = (arrivals or Arrivals()).observe
-    return Followed(fleet, RESOURCES, holds, resizes, observe=observe, clock=clock, every_pod=False)
+    there = Followed(context(fleet, clock=clock, wall=lambda: 0.0))
+    there.observe = (arrivals or Arrivals()).observe
+    return there
 
 
 def node(
@@ -168,6 +169,30 @@ def test_pods_without_gpus_leave_less_cpu_to_the_others() -> None:
     assert made.candidates["a"].left == Amounts(16_000, 65_536)
 
 
+def test_to_read_a_pod_changes_nothing() -> None:
+    """A list shows what the watch has overtaken meanwhile, and may fail before its last page."""
+    there = followed(fleet())
+    reader = PodReader((MEM, COUNT), lambda _key: True)
+
+    def read(*conditions: Mapping[str, str], selector: Mapping[str, str] | None = None) -> Pod:
+        body = builders.pod("p", builders.container(mem=4))
+        body["metadata"]["uid"] = "uid-p"
+        body["spec"]["nodeSelector"] = dict(selector or {})
+        body["status"] = {"phase": "Pending", "conditions": list(conditions)}
+        raw = msgspec.Raw(json.dumps(body).encode())
+        return there.with_facts(reader.read(raw)[0], raw)
+
+    at = "1969-12-31T23:59:00Z"
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "lastTransitionTime": at}
+    there.put_pod(read(refused, selector={"zone": "a"}))
+    known = there.facts("uid-p")
+    assert (there.unschedulable, known.terms.selector) == ({"uid-p": -60.0}, {"zone": "a"})
+    older = read()
+    assert (there.unschedulable, there.facts("uid-p")) == ({"uid-p": -60.0}, known)
+    there.put_pod(older)
+    assert (there.unschedulable, there.facts("uid-p")) == ({}, Evictability())
+
+
 def test_pods_that_teach_nothing_do_not_push_others_out_of_the_count() -> None:
     """Two pods with GPUs are older than 10,000 pods on a node without GPUs."""
     made, arrivals = fleet(), Arrivals()
@@ -198,7 +223,7 @@ def test_of_a_nodes_use_only_the_memory_of_each_gpu_is_kept_and_with_the_node_it
     store.put_node(told("junk"))
     assert (store.used_mib, store.use_read_at) == ({"a": {}}, {})
     store.put_node(record)
-    store.replace_nodes([node("b", 8, 1)])
+    store.node_store.replace([node("b", 8, 1)])
     assert (store.used_mib, store.use_read_at) == ({}, {})
     store.put_node(record)
     store.remove_node(record)

@@ -17,10 +17,11 @@ class World:
     asked: int = 0
     fails: bool = False
     fails_at: int = 0
+    term: int = 0
 
     def __post_init__(self) -> None:
         self.gate.set()
-        self.fresh = Freshness(self.catch_up, lambda: self.now)
+        self.fresh = Freshness(self.catch_up, lambda: self.now, lambda: self.term)
 
     async def catch_up(self) -> None:
         self.asked += 1
@@ -74,7 +75,7 @@ async def test_what_was_known_before_a_slow_answer_is_as_old_as_the_question() -
     world.gate.set()
     await call
     assert world.asked == 1
-    world.fresh.lost()
+    world.term += 1
     await world.fresh()
     assert world.asked == 2
 
@@ -85,7 +86,7 @@ async def test_what_is_lost_while_catching_up_is_caught_up_with_too() -> None:
     world.gate.clear()
     calls = [asyncio.create_task(world.fresh()) for _ in range(2)]
     await asyncio.sleep(0)
-    world.fresh.lost()
+    world.term += 1
     world.gate.set()
     await asyncio.gather(*calls)
     assert world.asked == 2
@@ -96,7 +97,7 @@ async def test_an_answer_from_before_a_loss_makes_nobody_fresh_if_the_next_one_f
     world.gate.clear()
     call = asyncio.create_task(world.fresh())
     await asyncio.sleep(0)
-    world.fresh.lost()
+    world.term += 1
     world.gate.set()
     world.fails_at = 2
     with pytest.raises(TimeoutError):

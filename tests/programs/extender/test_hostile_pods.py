@@ -37,10 +37,12 @@ from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.matching import Call
 from gpu_device_plugin.node.waiting_pods import WaitingPods
+from gpu_device_plugin.programs.extender.followed import Followed
 from gpu_device_plugin.programs.extender.nominating import Nominator
 from gpu_device_plugin.programs.extender.verbs import Verbs
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from tests import nodes
+from tests.programs.extender.contexts import context
 from tests.programs.extender.test_verbs import node_gpus
 from tests.resources import RESOURCES
 from tests.work import counted
@@ -84,16 +86,8 @@ FLEET = _fleet()
 
 def extender() -> Verbs:
     """Return an extender that remembers nothing of pods yet."""
-    verbs = Verbs(
-        FLEET,
-        READER,
-        RESOURCES,
-        Nominator(None, frozenset, delay_s=0.0),  # type: ignore[arg-type]
-        gpu_policy=lambda: "binpack",
-        node_policy=lambda: "binpack",
-        ready=lambda: "",
-        metrics=Metrics(),
-    )
+    parts = context(FLEET)
+    verbs = Verbs(parts, Followed(parts), Nominator(parts), lambda: "")
     verbs.judge.prepare()
     return verbs
 
@@ -214,7 +208,7 @@ def test_what_is_over_a_bound_is_unresolvable_and_the_sentence_names_the_bound(w
 # --- On a node --------------------------------------------------------------------------------------------------------
 
 
-class Followed:
+class NodePodsDouble:
     """The pods of a node as they are."""
 
     def __init__(self, pods: list[Pod]) -> None:
@@ -233,7 +227,7 @@ def test_pods_that_wait_on_a_node_hold_no_other_one_up(what: str) -> None:
     innocent = pod({GPU_MEM: "5"}, annotations={IDX: "1"})
     innocent["metadata"] = {**innocent["metadata"], "uid": "innocent", "name": "innocent"}
     waiting = WaitingPods(
-        cast("NodePods", Followed(on_a_node([*strangers, innocent]))),
+        cast("NodePods", NodePodsDouble(on_a_node([*strangers, innocent]))),
         RESOURCES,
         Metrics(),
         NodeState(nodes.node(14, 14, 14)),

@@ -5,17 +5,16 @@ from __future__ import annotations
 import gc
 import json
 import tracemalloc
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from bench import hostile
-from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
-from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.model.contract.keys import (
     LONGEST,
     MEMORY_GUARANTEE,
@@ -30,14 +29,13 @@ from gpu_device_plugin.model.contract.keys import (
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.programs.extender.extender_program import Extender
 from gpu_device_plugin.programs.extender.followed import Followed
-from gpu_device_plugin.programs.extender.holds import Holds
-from gpu_device_plugin.programs.extender.resizes import Resizes
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_MEM
 from gpu_device_plugin.view.following import FollowedCluster
+from tests.programs.extender.contexts import BINPACK, context
 from tests.programs.extender.harness import world
 from tests.resources import RESOURCES
 
@@ -134,9 +132,7 @@ def test_a_bound_pod_with_very_many_wishes_is_not_moved_as_if_it_had_none() -> N
     pod, _ = read.read(
         json.dumps(builders.pod("a", builders.container(mem=1), uid="u", node="n", annotations=annotations)).encode()
     )
-    fleet = Fleet(RESOURCES, vanished_grace_s=0)
-    holds = Holds(fleet, Client(ClusterConfig("http://127.0.0.1:1")), clock=float, wall=float)
-    followed = Followed(fleet, RESOURCES, holds, Resizes(fleet, RESOURCES, clock=float), clock=float, every_pod=True)
+    followed = Followed(context(settings=lambda: replace(BINPACK, keep_nodes=True)))
     followed.put_pod(pod)
     (kept,) = followed.pods.values()
     assert kept.annotations == {USE_MODEL: TOO_LONG, MOVE_TO: "{}"}

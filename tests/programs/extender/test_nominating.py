@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.metrics import SAMPLE_MISSES
 from gpu_device_plugin.model.contract.keys import ALLOCATION, NODE_GPUS
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.programs.extender import nominating
 from gpu_device_plugin.programs.extender.nominating import SMALLEST_SAMPLE, Nominator
 from gpu_device_plugin.testing.builders import GPU_MEM, Json
 from tests.patience import eventually
+from tests.programs.extender.contexts import context
 from tests.programs.extender.harness import world as cluster
 from tests.programs.extender.test_verbs import World, node_gpus, read, running, wanting
 
@@ -121,7 +124,7 @@ def test_the_best_node_comes_first_and_none_that_the_scheduler_would_refuse() ->
         gpus = gpus_of_node({NODE_GPUS: node_gpus(size)}, {}, size, 1)
         world.fleet.put_node(name, gpus, Amounts(cpu, 4096))
     world.node("cordoned", 8)
-    world.verbs.closed = {"cordoned"}
+    world.verbs._followed.nodes["cordoned"] = NodeRecord("cordoned", "u", "1", unschedulable=True)
     wanted = wanting(8)
     wanted["spec"]["containers"][0]["resources"]["requests"] = {GPU_MEM: "8", "cpu": "1"}
     assert [tried_next(world, wanted) for _ in range(3)] == ["small", "large", "small"]
@@ -208,9 +211,11 @@ class Nominating:
     api: Api = field(default_factory=Api)
     now: float = 100.0
     waiting: set[str] = field(default_factory=lambda: {"u-a", "u-b", "u-c"})
+    delay_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.nominator = Nominator(self.api, lambda: self.waiting, delay_s=0.0, clock=lambda: self.now)  # type: ignore[arg-type]
+        fleet = SimpleNamespace(pending=self.waiting)
+        self.nominator = Nominator(context(fleet, client=self.api, clock=lambda: self.now, nominate_s=self.delay_s))
 
     def nominate(self, name: str, nodes: str, kind: int = 1) -> str | None:
         """Nominate one of these nodes; the score of each is the negative place of its name in the alphabet."""
@@ -325,8 +330,7 @@ async def test_only_the_latest_nomination_is_written_and_none_that_is_late() -> 
 
 
 async def test_a_nomination_waits_for_what_kube_scheduler_writes() -> None:
-    world = Nominating()
-    world.nominator.delay_s = 0.05
+    world = Nominating(delay_s=0.05)
     task = asyncio.create_task(world.nominator.run())
     await asyncio.sleep(0)
     world.nominate("a", "x")

@@ -9,7 +9,8 @@ from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.model.contract.keys import IDX, MEMORY_GUARANTEE, MEMORY_PROMISED, RESIZE_BOUND
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.programs.extender.resizes import Patch, Resizes
+from gpu_device_plugin.programs.extender.resizing import Patch, Resizes
+from tests.programs.extender.contexts import context
 from tests.resources import MEM, RESOURCES
 
 LABELS = {RESIZE_BOUND: "100"}
@@ -22,7 +23,7 @@ class World:
         self.now = 100.0
         self.fleet = Fleet(RESOURCES, vanished_grace_s=30)
         self.fleet.put_node("a", NodeGpus((ListedGpu(0, 12),), share_mib=1024))
-        self.resizes = Resizes(self.fleet, RESOURCES, clock=lambda: self.now)
+        self.resizes = Resizes(context(self.fleet, clock=lambda: self.now))
 
     def see(self, pod: Pod) -> Pod:
         self.fleet.put_pod(pod, self.now)
@@ -72,13 +73,16 @@ def test_a_patch_in_doubt_counts_while_it_can_still_be_made() -> None:
     pod = w.see(wishing("p"))
     patch = w.grows(pod)
     w.resizes.failed(patch, certain=False)
-    assert w.resizes.looked(patch, pod, w.now)
-    assert (w.free, list(w.resizes.doubts)) == (6, [patch])
+    assert w.free == 6
+    w.now += 2
+    assert w.grows(pod) is patch, "it is sent again"
     w.resizes.failed(patch, certain=True)
     assert w.free == 6, "it was refused when it was sent again; the first may still be made"
+    w.see(replace(pod, running=True))
+    assert w.free == 6, "the watch shows no newer state"
     newer = replace(pod, resource_version="2")
-    assert not w.resizes.looked(patch, newer, w.now)
-    assert (w.free, list(w.resizes.doubts)) == (8, [])
+    w.see(newer)
+    assert (w.free, repr(w.resizes)) == (8, "<Resizes: 1 pods, 1 queued, 0 claimed>")
 
 
 def test_a_patch_that_was_not_made_for_longer_than_the_api_server_works_on_one_is_given_up() -> None:
@@ -87,7 +91,7 @@ def test_a_patch_that_was_not_made_for_longer_than_the_api_server_works_on_one_i
     patch = w.grows(pod)
     w.resizes.failed(patch, certain=False)
     w.now += 61
-    assert not w.resizes.looked(patch, pod, w.now)
+    w.resizes.failed(w.grows(pod), certain=True)
     assert w.free == 8
 
 

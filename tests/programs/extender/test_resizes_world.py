@@ -19,13 +19,14 @@ from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.programs.extender.resizes import Resizes
+from gpu_device_plugin.programs.extender.resizing import Resizes
+from tests.programs.extender.contexts import context
 from tests.resources import MEM, RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpu_device_plugin.programs.extender.resizes import Patch
+    from gpu_device_plugin.programs.extender.resizing import Patch
 
 SIZES = {"a": (8, 6)}
 NODES = {
@@ -42,9 +43,10 @@ class Extender:
 
     def __init__(self, world: World) -> None:
         self.fleet = Fleet(RESOURCES, vanished_grace_s=VANISHED_GRACE_S)
-        self.resizes = Resizes(self.fleet, RESOURCES, clock=lambda: world.now)
+        self.resizes = Resizes(context(self.fleet, clock=lambda: world.now))
         self.seen = len(world.history)
-        self.fleet.replace_nodes({name: (gpus, None) for name, gpus in NODES.items()})
+        for name, gpus in NODES.items():
+            self.fleet.put_node(name, gpus)
         pods = list(world.pods.values())
         self.fleet.replace_pods(pods, world.now)
         self.resizes.replace({pod.uid: pod for pod in pods})
@@ -196,7 +198,7 @@ class World(RuleBasedStateMachine):
         self.the_leader_sees(number)
         for pod in self.leader.resizes.take(most):
             _, patch = self.leader.resizes.decide(pod.uid, {RESIZE_BOUND: str(BOUND)})
-            if patch is not None:
+            if patch is not None and patch not in self.underway:
                 self.underway.append(patch)
 
     @precondition(lambda self: self.underway)
@@ -224,12 +226,6 @@ class World(RuleBasedStateMachine):
         if pod is None or pod.resource_version != patch.pod.resource_version:
             return None
         return self.change(replace(pod, annotations={**pod.annotations, MEMORY_PROMISED: patch.promised}))
-
-    @rule(again=st.booleans())
-    def the_leader_looks_at_doubts(self, *, again: bool) -> None:
-        for patch in self.leader.resizes.doubts:
-            if self.leader.resizes.looked(patch, self.pods.get(patch.pod.uid), self.now) and again:
-                self.underway.append(patch)
 
     @rule(land=st.booleans())
     def the_leader_dies(self, *, land: bool) -> None:
@@ -287,7 +283,6 @@ class World(RuleBasedStateMachine):
         for _ in range(8):
             self.time_passes(61.0)
             self.the_leader_sees(len(self.history))
-            self.the_leader_looks_at_doubts(again=False)
             self.the_leader_decides(100)
             while self.underway:
                 self.a_patch_arrives(0, "answered")

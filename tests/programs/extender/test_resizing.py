@@ -17,7 +17,7 @@ from tests.programs.extender.harness import HASTY, LEASE_RIGHTS, QUICK, RIGHTS, 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from gpu_device_plugin.programs.extender.extender_program import ExtenderTimings
+    from gpu_device_plugin.programs.extender.controller_context import ExtenderTimings
     from tests.cluster_double.troubles import Trouble
     from tests.programs.extender.harness import Running
 
@@ -49,6 +49,10 @@ async def placed(w: ExtenderWorld, name: str, mem: int = 4, running: Running | N
     await w.seen()
     assert await w.bind(name, "a", running) == ""
     await w.seen()
+
+
+def in_doubt(w: ExtenderWorld) -> bool:
+    return any(claim.doubted_at is not None for claim in w.only.extender.resizes._claims.values())
 
 
 def annotate(w: ExtenderWorld, name: str, **annotations: str | None) -> None:
@@ -191,7 +195,7 @@ async def test_a_patch_that_fails_or_gets_no_answer_leads_to_the_promise_in_the_
         await answered(w, "p")
         await w.api.carry_out()
         await w.seen()
-        await w.until(lambda: not w.only.extender.resizes.doubts)
+        await w.until(lambda: not in_doubt(w))
         assert (promised(w, "p"), w.only.free("a")) == (6, [6])
 
 
@@ -200,12 +204,12 @@ async def test_a_patch_in_doubt_counts_until_it_shows_that_it_cannot_be_made() -
     async with cluster(timings=HASTY) as w:
         w.api.fail(Late(), verbs={"patch"}, resources={"pods"}, times=1000)
         wish(w, "p", 12)
-        await w.until(lambda: bool(w.only.extender.resizes.doubts))
+        await w.until(lambda: in_doubt(w))
         w.pod("q", mem=4)
         await w.seen()
         assert await w.bind("q", "a") == "node a: no GPU has 4 GiB free"
         wish(w, "p", None)
-        await w.until(lambda: not w.only.extender.resizes.doubts and w.only.free("a") == [8])
+        await w.until(lambda: not in_doubt(w) and w.only.free("a") == [8])
         await w.api.carry_out()
         await w.seen()
         assert (promise(w, "p"), w.only.free("a")) == ({}, [8])
@@ -215,11 +219,11 @@ async def test_a_pod_that_ends_while_its_patch_is_in_doubt_leaves_nothing() -> N
     async with cluster(timings=HASTY) as w:
         w.api.fail(Late(), verbs={"patch"}, resources={"pods"}, times=1000)
         wish(w, "p", 12)
-        await w.until(lambda: bool(w.only.extender.resizes.doubts))
+        await w.until(lambda: in_doubt(w))
         w.end("p")
         w.force_delete("p")
         await w.seen()
-        await w.until(lambda: not w.only.extender.resizes.doubts and w.only.free("a") == [12])
+        await w.until(lambda: not in_doubt(w) and w.only.free("a") == [12])
         assert repr(w.only.extender.resizes) == "<Resizes: 0 pods, 0 queued, 0 claimed>"
 
 

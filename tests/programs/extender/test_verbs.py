@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -14,9 +15,11 @@ from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.metrics import VERDICTS, Count, Metrics
 from gpu_device_plugin.model.contract.keys import ALLOCATION, IDX, NODE_GPUS, POD
+from gpu_device_plugin.programs.extender.followed import Followed
 from gpu_device_plugin.programs.extender.nominating import Nominator
 from gpu_device_plugin.programs.extender.verbs import Verbs
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, Json, container, pod
+from tests.programs.extender.contexts import BINPACK, context
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
@@ -60,17 +63,15 @@ class World:
     """Gets the nominations if somebody runs the nominator."""
 
     def __post_init__(self) -> None:
-        self.nominator = Nominator(self.client, lambda: {"u-new"}, delay_s=0.0)
-        self.verbs = Verbs(
+        parts = context(
             self.fleet,
-            READER,
-            RESOURCES,
-            self.nominator,
-            gpu_policy=lambda: self.gpu_policy,
-            node_policy=lambda: self.node_policy,
-            ready=lambda: self.why_not_ready,
+            client=self.client,
             metrics=self.metrics,
+            settings=lambda: replace(BINPACK, node_policy=self.node_policy, gpu_policy=self.gpu_policy),
         )
+        waiting = cast("Fleet", SimpleNamespace(pending={"u-new"}))
+        self.nominator = Nominator(replace(parts, fleet=waiting))
+        self.verbs = Verbs(parts, Followed(parts), self.nominator, lambda: self.why_not_ready)
 
     def node(self, name: str, *shares: int, labels: Mapping[str, str] | None = None, **more: Any) -> World:
         """Add a node whose agent says that its GPUs have so many shares of 1 GiB."""

@@ -6,17 +6,20 @@ import asyncio
 import logging
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.changes import View
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.value.node_types import NodeType
+from gpu_device_plugin.core.value.workload_mix import NodeType
 from gpu_device_plugin.fleet import FleetEntry
+from gpu_device_plugin.fleet_judge import Judge
 from gpu_device_plugin.model.contract.keys import USE_MODEL
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
@@ -24,14 +27,14 @@ from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.programs.extender.workload_learning import Learner
 from tests.names import COUNT, MEM
 from tests.patience import patience
+from tests.programs.extender.contexts import context
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.value.price_learning import Tables
-    from gpu_device_plugin.fleet_judge import Judge
 
 SHAPE = NodeType((16, 16), ("T4", "T4"), 32_000, 131_072)
 LARGE = NodeType((80,) * 8, ("H100",) * 8, 256_000, 1 << 20)
@@ -46,12 +49,14 @@ class Nodes:
     there: Mapping[NodeType, int] = field(default_factory=lambda: {SHAPE: 2})
     tables: list[Tables | None] = field(default_factory=list)
     got: asyncio.Event = field(default_factory=asyncio.Event)
+    judge: Judge = field(default_factory=lambda: Judge(View(lambda: None)))
+    """Goes by these tables."""
 
     def node_types(self) -> Mapping[NodeType, int]:
         return self.there
 
     def learned(self, tables: Tables | None) -> Generator[None, None, None]:
-        yield
+        yield from self.judge.learned(tables)
         self.tables.append(tables)
         self.got.set()
 
@@ -69,8 +74,14 @@ class Clock:
         return self.now
 
 
-def learner_of(nodes: Nodes, clock: Clock | None = None, **more: Any) -> Learner:
-    return Learner(cast("Judge", nodes), RESOURCES, clock or Clock(), look_s=0.0, **more)
+def learner_of(
+    nodes: Nodes,
+    clock: Clock | None = None,
+    entries: Callable[[], Collection[FleetEntry]] = tuple,
+    others: Collection[Amounts] = (),
+) -> Learner:
+    fleet = SimpleNamespace(entries=SimpleNamespace(values=entries), others=others)
+    return Learner(context(fleet, clock=clock or Clock()), cast("Judge", nodes), look_s=0.0)
 
 
 def pod(number: int, limits: Mapping[str, int], model: str = "", namespace: str = "default") -> Pod:
@@ -172,24 +183,25 @@ async def test_calls_are_answered_while_it_learns() -> None:
 
 async def test_binding_takes_the_gpu_that_costs_least_once_something_is_learned() -> None:
     """Pods of 5 and of 11 come. A rest of 5 on GPU 1 serves a pod of 5 only; binpack takes the 6 of GPU 0."""
-    learner = learner_of(Nodes())
+    nodes = Nodes()
+    learner = learner_of(nodes)
     gpus = NodeGpus(tuple(ListedGpu(at, 16, f"GPU-{at}", "T4") for at in range(2)), share_mib=1024, policy="fit")
     node = candidate("n", gpus, [Usage(((0, 11), (1, 5)))], Amounts(32_000, 131_072))
-    assert learner.ranks(node, Amounts(4000)) is None
+    assert nodes.judge.ranks(node, Amounts(4000)) is None
     come(learner, 30, [{MEM: 11}, {MEM: 5}])
     await learner.learn()
-    assert chosen(learner, node, 5) == 0
+    assert chosen(nodes, node, 5) == 0
     other = candidate("n", gpus, [Usage(((0, 10), (1, 11)))], Amounts(32_000, 131_072))
-    assert chosen(learner, other, 5) == 1
+    assert chosen(nodes, other, 5) == 1
     larger = NodeGpus((ListedGpu(0, 80),), share_mib=1024)
-    assert learner.ranks(candidate("m", larger, []), Amounts(4000)) is None
+    assert nodes.judge.ranks(candidate("m", larger, []), Amounts(4000)) is None
 
 
-def chosen(learner: Learner, node: Candidate, shares: int) -> int:
+def chosen(nodes: Nodes, node: Candidate, shares: int) -> int:
     wanting = pod(0, {MEM: shares})
     asked = ask(wanting, RESOURCES)
     assert isinstance(asked, Ask)
-    found = fit(asked, node, "binpack", learner.ranks(node, wanting.amounts))
+    found = fit(asked, node, "binpack", nodes.judge.ranks(node, wanting.amounts))
     assert isinstance(found, Fit)
     return found.placements[0].positions[0]
 
@@ -215,7 +227,7 @@ async def test_pods_count_by_the_resource_of_which_they_take_most() -> None:
     """A pod of 1 share and 64 of 256 CPUs, and pods without GPUs, hold as much as their CPU."""
     entries = [entry(number, "team", Usage(((0, 40),), (1,))) for number in range(30)]
     entries += [replace(entry(99, "other", Usage(((0, 1),))), amounts=Amounts(64_000, 0))]
-    learner = learner_of(Nodes(there={LARGE: 60}), entries=lambda: entries, others=lambda: [Amounts(32_000, 0)])
+    learner = learner_of(Nodes(there={LARGE: 60}), entries=lambda: entries, others=[Amounts(32_000, 0)])
     await learner._look_at_holdings()
     assert learner._mix.held == {"team": 3600, "other": 160, "": 80}
 

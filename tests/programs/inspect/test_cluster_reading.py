@@ -262,12 +262,16 @@ def test_nodes_are_read_with_all_that_concerns_us(tmp_path: Path) -> None:
         node("plain"),
     )
     a, b, c, d, e = read(tmp_path, pages).nodes
-    assert (a.labelled, a.annotated, "another version" in a.gpus.fault) == (True, True, True)
-    assert (b.labelled, b.annotated) == (True, False)
-    assert [sighting.signs for sighting in b.others] == [("the node offers 8 nvidia.com/gpu",)]
-    assert (c.labelled, c.capacity, c.allocatable) == (False, {MEM: 0}, {MEM: 0})
+    assert (a.shares_gpus, a.annotated, "another version" in a.gpus.fault) == (True, True, True)
+    assert (b.shares_gpus, b.annotated) == (True, False)
+    assert [sighting.signs for sighting in b.other_plugins] == [("the node offers 8 nvidia.com/gpu",)]
+    assert (c.shares_gpus, c.capacity, c.allocatable) == (False, {MEM: 0}, {MEM: 0})
     assert (d.annotated, d.capacity, d.labels.get("gpushare")) == (True, {}, None)
-    assert (e.labelled, e.annotated, e.labels) == (False, False, {"gpushare": "", "gpu-device-plugin/config": "large"})
+    assert (e.shares_gpus, e.annotated, e.labels) == (
+        False,
+        False,
+        {"gpushare": "", "gpu-device-plugin/config": "large"},
+    )
 
 
 def test_parts_are_told_from_each_other_and_from_the_originals(tmp_path: Path) -> None:
@@ -485,11 +489,9 @@ def test_only_slices_of_our_driver_are_read(tmp_path: Path) -> None:
     pages[ours_alone] = pages.pop(f"{RESOURCE}/resourceslices")
     found = read(tmp_path, pages)
     assert not isinstance(found.slices, Unknown)
-    assert [(each.pool, each.devices, each.shared) for each in found.slices] == [
-        ("node-a", 0, False),
-        ("node-a", 1, True),
-    ]
-    assert {(each.generation, each.of) for each in found.slices} == {(3, 2)}
+    devices = [[device.get("allowMultipleAllocations") for device in each.content["devices"]] for each in found.slices]
+    assert ([each.pool for each in found.slices], devices) == (["node-a", "node-a"], [[], [True]])
+    assert {(each.generation, each.count) for each in found.slices} == {(3, 2)}
 
 
 def test_what_is_wrong_with_claims_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from gpu_device_plugin.cluster.client.errors import Call, UnavailableError
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, MOVE_REFUSED, MOVE_TO
 from gpu_device_plugin.programs.inspect import plan
-from gpu_device_plugin.programs.inspect.plan import Mover, MoveStoppedError, Patience
+from gpu_device_plugin.programs.inspect.plan import Mover, MoveStoppedError
 from gpu_device_plugin.programs.kubectl import reaching
 from tests.programs.inspect.test_inspect_program import PROG, World, gpu, node, pod
 from tests.resources import RESOURCES
@@ -243,7 +243,8 @@ def test_arguments_that_contradict_each_other_are_refused(world: World, words: t
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "PATIENCE", Patience(0.0, 0.0, 0.01))
+    for name, time_s in {"answer_s": 0.0, "replaced_s": 0.0, "every_s": 0.01}.items():
+        monkeypatch.setattr(Mover, name, time_s)
 
 
 def test_the_moves_are_made_once_they_are_confirmed(
@@ -312,10 +313,16 @@ def test_a_wish_whose_withdrawal_may_have_been_sent_is_withdrawn_again(world: Wo
     assert written(world, "web-0").keys().isdisjoint({MOVE_TO, MOVE_REFUSED})
 
 
+class Patient(Mover):
+    """Waits as long as the command does."""
+
+    answer_s, replaced_s, every_s = Mover.answer_s, Mover.replaced_s, Mover.every_s
+
+
 async def _withdrawn(world: World, move: Any) -> None:
     """Wish for a move and withdraw the wish, while the connection breaks."""
     async with reaching((), str(world.kubectl)) as access:
-        mover, patch, lost = Mover(access, RESOURCES), access.client.patch, [True]
+        mover, patch, lost = Patient(access, RESOURCES), access.client.patch, [True]
         await mover._wish(move.pod.pod, "node-b")
         assert MOVE_TO in written(world, "web-0")
 
@@ -333,7 +340,7 @@ async def _withdrawn(world: World, move: Any) -> None:
 async def _made(world: World, move: Any, sleep: Any = asyncio.sleep) -> str:
     """Make a move, and return what is said of it."""
     async with reaching((), str(world.kubectl)) as access:
-        return await Mover(access, RESOURCES, _sleep=sleep).make(move)
+        return await Patient(access, RESOURCES, _sleep=sleep).make(move)
 
 
 def _moves(world: World) -> list[Any]:

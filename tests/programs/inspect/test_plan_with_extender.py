@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.model.contract.keys import ALLOCATION, MOVE_REFUSED, MOVE_TO
-from gpu_device_plugin.programs.inspect import plan
 from gpu_device_plugin.programs.inspect.arguments import parse
 from gpu_device_plugin.programs.inspect.node_changes import cordon, uncordon
-from gpu_device_plugin.programs.inspect.plan import Patience, plan_moves
+from gpu_device_plugin.programs.inspect.plan import Mover, plan_moves
 from gpu_device_plugin.programs.kubectl import Access
 from gpu_device_plugin.testing.builders import container, pod
 from tests.cluster_double.owned import owned, workload
@@ -68,9 +67,14 @@ async def replace_evicted(w: ExtenderWorld) -> None:
         await asyncio.sleep(0.01)
 
 
+def wait(monkeypatch: pytest.MonkeyPatch, answer_s: float) -> None:
+    for name, time_s in {"answer_s": answer_s, "replaced_s": stretched(20), "every_s": 0.02}.items():
+        monkeypatch.setattr(Mover, name, time_s)
+
+
 async def applied(w: ExtenderWorld, monkeypatch: pytest.MonkeyPatch, answer_s: float) -> tuple[list[str], int]:
     """Return what the command says, and its exit code."""
-    monkeypatch.setattr(plan, "PATIENCE", Patience(answer_s, stretched(20), 0.02))
+    wait(monkeypatch, answer_s)
     arguments = parse("kubectl inspect gpushare", ["plan", "--for", "want", "--apply", "--yes"])
     controller = asyncio.create_task(replace_evicted(w))
     try:
@@ -95,7 +99,7 @@ async def test_a_cordoned_gpu_is_drained_and_takes_pods_again_once_it_is_uncordo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with two_nodes({*GRANTED, ("get", "nodes")}) as w:
-        monkeypatch.setattr(plan, "PATIENCE", Patience(stretched(20), stretched(20), 0.02))
+        wait(monkeypatch, stretched(20))
         words = ["cordon", "node-a", "0", "--drain", "--yes", "--reason", "a fan is loud"]
         arguments = parse("kubectl inspect gpushare", words)
         controller = asyncio.create_task(replace_evicted(w))

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.value.node_types import NodeType
-from gpu_device_plugin.core.value.price_learning import learn
-from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.core.value.placing import Placer, Start
+from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
-from gpu_device_plugin.programs.simulate.model import Start, Workload, capacity_of, departing, until
-from gpu_device_plugin.programs.simulate.placing import POLICIES, ByFullness, ByValue, Placer, gpu_nodes, run
+from gpu_device_plugin.programs.simulate.experiment import POLICIES, run
+from gpu_device_plugin.programs.simulate.model import Workload, capacity_of, departing, until
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
@@ -42,23 +41,6 @@ NODES = [start("t0", T4), start("t1", T4), start("a0", A10), start("a1", A10), s
 def workload(number: int = 60, seed: int = 0) -> Workload:
     rng = random.Random(seed)  # noqa: S311 - the same pods every time
     return Workload(KINDS, tuple(rng.randrange(len(KINDS)) for _ in range(number)))
-
-
-@pytest.mark.parametrize("nodes", [NODES, [*NODES[1:4], start("m0", MIG), start("m1", MIG)]], ids=["GPUs", "MIG"])
-def test_nothing_is_lost_when_pods_have_come_and_left(nodes: list[Start]) -> None:
-    placer = Placer(nodes, KINDS, ByValue(learn(workload().mix(), gpu_nodes(nodes))))
-    running: list[int] = []
-    rng = random.Random(1)  # noqa: S311 - the same pods every time
-    for number, kind in enumerate(workload(300).pods):
-        if running and rng.random() < 0.45:
-            placer.leave(running.pop(rng.randrange(len(running))))
-        placer.come(kind)
-        if placer.came[number][1] is not None:
-            running.append(number)
-    for number in running:
-        placer.leave(number)
-    assert sum(place is not None for _, place in placer.came) > 100
-    assert placer.lefts == [node.left for node in nodes]
 
 
 def gives_nothing_twice(policy: str, placing: Callable[[Sequence[Start]], Placer] | None = None) -> None:
@@ -116,15 +98,6 @@ def test_no_policy_gives_an_instance_as_a_gpu_or_memory_of_two(policy: str) -> N
         True,
         False,
     ]
-
-
-@pytest.mark.parametrize("policy", ["fit", "binpack", "spread"])
-def test_equal_instances_are_taken_of_one_gpu_after_the_other_or_of_all_evenly(policy: str) -> None:
-    """Two pods on instances of two GPUs: which do they leave for a pod that takes both instances of a GPU's kind?"""
-    four = NodeType((8,) * 4, ("A10",) * 4, 32_000, 131_072, (0, 0, 2, 2))
-    placer = Placer([start("m0", four)], (PodKind(8, 1),), ByFullness(policy))
-    where = [placer.place(0) for _ in range(2)]
-    assert where == [(0, [0]), (0, [2] if policy == "spread" else [1])]
 
 
 def test_a_pod_takes_what_its_models_cpu_and_memory_allow() -> None:

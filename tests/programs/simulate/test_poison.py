@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.policies import BestFit
-from gpu_device_plugin.core.value.fair_learning import studied
-from gpu_device_plugin.core.value.node_types import NodeType
-from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix
-from gpu_device_plugin.programs.simulate.model import Start, Workload, capacity_of, shares_of, until
-from gpu_device_plugin.programs.simulate.placing import ByValue, Placer
+from gpu_device_plugin.core.value.placing import ByValue, Placer, Start
+from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind, WorkloadMix
+from gpu_device_plugin.programs.simulate.model import Workload, capacity_of, shares_of, until
+from tests.searches import studied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -14,8 +14,8 @@ from gpu_device_plugin.cli import parse
 from gpu_device_plugin.core.value.marginal_value import Left
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
+from gpu_device_plugin.programs.simulate.experiment import POLICIES
 from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Workload
-from gpu_device_plugin.programs.simulate.placing import POLICIES
 from gpu_device_plugin.programs.simulate.results import answer
 from gpu_device_plugin.programs.simulate.simulate_program import Bar, main
 from gpu_device_plugin.programs.simulate.sources import MOST_BYTES

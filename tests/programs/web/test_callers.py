@@ -20,6 +20,7 @@ from tests.patience import eventually, stretched
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from gpu_device_plugin.cluster.client.answers import ApiAnswer
     from gpu_device_plugin.cluster.objects.decoding import ObjectKind
 
 ANNA = Account(
@@ -68,7 +69,7 @@ async def test_groups_uid_and_extra_are_passed_on_as_they_are() -> None:
     asked: list[Any] = []
 
     class Noting(Client):
-        async def create(self, kind: ObjectKind, body: Mapping[str, Any], **more: Any) -> bytes:
+        async def create(self, kind: ObjectKind, body: Mapping[str, Any], **more: Any) -> ApiAnswer:
             asked.append(body["spec"])
             return await super().create(kind, body, **more)
 

@@ -70,7 +70,8 @@ def _slices(cluster: ClusterSymptoms, serving: Sequence[NodeSeen]) -> Iterator[F
         slices = by_pool.get(node.name, ())
         newest = max((each.generation for each in slices), default=0)
         current = [each for each in slices if each.generation == newest]
-        wanted = max((each.of for each in current), default=0)
+        offered = [device for each in current for device in each.content["devices"]]
+        wanted = max((each.count for each in current), default=0)
         if len(current) != wanted:
             yield error(
                 "slices-incomplete",
@@ -82,7 +83,7 @@ def _slices(cluster: ClusterSymptoms, serving: Sequence[NodeSeen]) -> Iterator[F
                 of=wanted,
                 generation=newest,
             )
-        elif node.gpus.gpus and any(each.devices for each in current) and not any(each.shared for each in current):
+        elif node.gpus.gpus and offered and not any(device.get("allowMultipleAllocations") for device in offered):
             cut.append(node.name)
     if cut:
         version = "" if isinstance(cluster.version, Unknown) else cluster.version

@@ -27,7 +27,7 @@ def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield cluster.daemonset
     elif absent:
         yield error("not-installed", "no agent is installed", "kubectl apply -f deploy/daemonset.yaml")
-    labelled = [node for node in cluster.nodes if node.labelled]
+    labelled = [node for node in cluster.nodes if node.shares_gpus]
     if not labelled and not any(node.annotated for node in cluster.nodes):
         advice = "kubectl label node NODE gpushare=true for every node whose GPUs are to be shared"
         yield error("no-node-labelled", "no node is labelled gpushare=true", advice)
@@ -116,7 +116,7 @@ def _allocatable(cluster: ClusterSymptoms) -> Iterator[Finding]:
     sharing = [
         node
         for node in cluster.nodes
-        if node.labelled
+        if node.shares_gpus
         and node.annotated
         and not node.gpus.claims
         and (node.gpus.gpus or not node.gpus.instances)  # nodes that give only whole MIG instances have no shares
@@ -178,8 +178,8 @@ def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 
 def _others(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    labelled = [node for node in cluster.nodes if node.labelled]
-    others = grouped((sighting.other, node.name) for node in labelled for sighting in node.others)
+    labelled = [node for node in cluster.nodes if node.shares_gpus]
+    others = grouped((sighting.other, node.name) for node in labelled for sighting in node.other_plugins)
     for other, nodes in others.items():
         text = "{other} hands out GPUs too, on {nodes}"
         yield error("other-plugin", text, other.off, other=other.name, nodes=nodes)
@@ -192,7 +192,7 @@ def _leftovers(cluster: ClusterSymptoms) -> Iterator[Finding]:
     left = tuple(
         node.name
         for node in cluster.nodes
-        if not node.labelled and node.name not in agents and (node.annotated or node.capacity)
+        if not node.shares_gpus and node.name not in agents and (node.annotated or node.capacity)
     )
     if left:
         advice = "kubectl inspect gpushare uninstall removes them from nodes without the label"

@@ -212,7 +212,7 @@ def group_of(labels: Mapping[str, str]) -> str:
 
 def groups(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Yield the node groups whose new nodes would share no GPUs, and those that Karpenter takes for useless."""
-    sharing = {group_of(node.labels) for node in cluster.nodes if node.labelled}
+    sharing = {group_of(node.labels) for node in cluster.nodes if node.shares_gpus}
     plain = grouped((group_of(node.labels), node.name) for node in cluster.nodes if SWITCH_LABEL not in node.labels)
     for group in sorted((plain.keys() & sharing) - {""}):
         yield warning(
@@ -224,7 +224,7 @@ def groups(cluster: ClusterSymptoms) -> Iterator[Finding]:
             group=group,
         )
     if unready := tuple(
-        node.name for node in cluster.nodes if node.labelled and not GPU_LABELS.isdisjoint(node.labels)
+        node.name for node in cluster.nodes if node.shares_gpus and not GPU_LABELS.isdisjoint(node.labels)
     ):
         text = "the Cluster Autoscaler, if it runs, never removes {nodes}: their cloud's label promises nvidia.com/gpu"
         yield note("label-of-gpus", text, "docs/platforms.md (From zero) names the labels to leave out", nodes=unready)

@@ -13,7 +13,7 @@ from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.core.report.text.use_texts import age, container, does_not_hold, uses
 from gpu_device_plugin.core.report.why.pod_use import refusals, why_not
 from gpu_device_plugin.features.elastic.contract import MemoryRequests, is_elastic
-from gpu_device_plugin.features.limits.rules.enforcement import REFUSE, Abilities, enforcements, wanted_enforcement
+from gpu_device_plugin.features.limits.rules.enforcement import REFUSE, Lacks, enforcements, lacks, wanted_enforcement
 from gpu_device_plugin.features.mps.contract import MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import lack
 from gpu_device_plugin.features.use.contract import asked_s, exceeds, not_held, trespasses
@@ -70,7 +70,7 @@ def limits(cluster: ClusterSymptoms) -> Iterator[Finding]:
     present: list[tuple[tuple[Enforcement, str], str]] = []
     for node in cluster.nodes:
         reported = node.report.limits
-        if reported is None or not node.labelled:
+        if reported is None or not node.shares_gpus:
             continue
         refused = refusals(node.report)
         for refusal in refused:
@@ -111,8 +111,9 @@ def limits_here(node: NodeSymptoms) -> Iterator[Finding]:
         yield warning("label-ignored", "{problem}", "correct the label, or remove it", problem=ignored)
     gpus = dict(enumerate(node.given))
     given_whole = {n for n, gpu in gpus.items() if gpu.instance is not None and node.mig_in_force is MigMode.WHOLE}
-    abilities = Abilities(node.inventory.cgroup, node.extra_grant, {Enforcement.MPS: partial(lack, node.mps)})
-    made, missing = enforcements(gpus, abilities, want, refuse=node.limits_fallback == REFUSE, partitions=given_whole)
+    own = lacks(node.inventory.cgroup, extra_grant=node.extra_grant)
+    means: Lacks = {**own, Enforcement.MPS: partial(lack, node.mps)}
+    made, missing = enforcements(gpus, means, want, refuse=node.limits_fallback == REFUSE, partitions=given_whole)
     present = {gpu.enforcement for gpu in made.values()}
     version = node.inventory.driver_version or "of an unknown version"
     if missing:
@@ -163,7 +164,7 @@ def _left_from_before(node: NodeSymptoms, version: str) -> Iterator[Finding]:
     """Find containers that the toolkit's hook keeps from starting again: earlier agents always set its variables."""
     whole = [gpu for gpu in node.inventory.gpus if gpu.instance is None]
     fit = [gpu for gpu in whole if not gpu.mig] or whole
-    _, unable = enforcements(dict(enumerate(fit)), Abilities(node.inventory.cgroup), _DRIVER, refuse=False)
+    _, unable = enforcements(dict(enumerate(fit)), lacks(node.inventory.cgroup), _DRIVER, refuse=False)
     toolkit = node.toolkit
     old = isinstance(toolkit, str) and _numbers(toolkit) < _LIMITING_TOOLKIT
     if node.with_driver_limits and unable and not old:
@@ -194,7 +195,7 @@ def supervisors(cluster: ClusterSymptoms) -> Iterator[Finding]:
         present = None if node.report.limits is None else node.report.limits.enforcement
         # ACK's label cgpu prefers the driver's limits.
         asked = _asked_of(node, cluster) is Enforcement.MPS and present is not Enforcement.DRIVER
-        if node.labelled and (asked or present is Enforcement.MPS):
+        if node.shares_gpus and (asked or present is Enforcement.MPS):
             wanting.add(node.name)
     if missing := wanting - ready:
         text = "no MPS supervisor is ready on {nodes}, whose limits are to be those of MPS"

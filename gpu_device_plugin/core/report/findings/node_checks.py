@@ -241,7 +241,7 @@ def _node(node: NodeSymptoms) -> Iterator[Finding]:
     if api.node_problem:
         advice = "see whether NODE_NAME, or --node-name, is the name of this node"
         yield error("node-unreadable", "{problem}", advice, problem=api.node_problem)
-    elif api.node.labelled:
+    elif api.node.shares_gpus:
         yield ok("node-labelled", "{node} is labelled gpushare=true", node=node.node_name)
     else:
         text = "{node} is not labelled gpushare=true, by which the DaemonSet selects nodes"

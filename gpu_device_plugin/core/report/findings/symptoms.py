@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.core.cluster.candidate import gpus_of_node
 from gpu_device_plugin.core.report.finding import Unknown
-from gpu_device_plugin.features.use.contract import NO_REPORT
+from gpu_device_plugin.features.use.contract import NO_REPORT, node_report
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
 from gpu_device_plugin.model.contract.nodegpus import NO_GPUS
-from gpu_device_plugin.model.contract.nodelabels import switched_on
 from gpu_device_plugin.model.mig import MigMode
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.node.rules.node_config import mig_mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpu_device_plugin.features.claims.contract import Claim
+    from gpu_device_plugin.features.claims.rules.pool import Present
     from gpu_device_plugin.features.conflicts.rules import Detection
     from gpu_device_plugin.features.history.contract import NodeHistory
     from gpu_device_plugin.features.mps.contract import MpsGpu
@@ -34,29 +36,26 @@ _NOT_EXAMINED = Unknown("not-examined", "not examined")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSeen:
+class NodeSeen(NodeRecord):
     """A node that shares GPUs or shared them before, has the label that switches this, or is of a group that shares."""
 
-    name: str
+    uid: str = ""
     annotated: bool = False
     """Whether an agent has annotated it with its GPUs."""
     gpus: NodeGpus = NO_GPUS
-    capacity: Mapping[str, int] = field(default_factory=dict)
-    """By name of each of our resources that it has."""
-    allocatable: Mapping[str, int] = field(default_factory=dict)
-    others: tuple[Detection, ...] = ()
+    other_plugins: tuple[Detection, ...] = ()
     report: NodeReport = NO_REPORT
     """What its agent reports of limits and of real use."""
     report_problems: tuple[str, ...] = ()
     """Why a part of that cannot be read."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    runtime: str = ""
-    """Its container runtime with the version, as its kubelet names it: ``containerd://2.1.4``."""
 
-    @property
-    def labelled(self) -> bool:
-        """Whether its label switches sharing on."""
-        return switched_on(self.labels)
+
+def node_seen(node: NodeRecord, now_s: float, **changes: Any) -> NodeSeen:
+    """Return a node as it was read at `now_s`, in seconds since the epoch, with other fields where these say so."""
+    report, problems = node_report(node.annotations, now_s)
+    kept = {each.name: getattr(node, each.name) for each in fields(node)}
+    gpus = gpus_of_node(node.annotations, node.labels, 0, 0)
+    return NodeSeen(**kept | {"gpus": gpus, "report": report, "report_problems": problems} | changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,21 +97,6 @@ class PodSeen:
     age_s: float = 0.0
     elastic: Pod | None = None
     """The pod, if annotations change its memory while it runs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SliceSeen:
-    """A ResourceSlice of our driver: a part of a pool of devices."""
-
-    pool: str
-    """Our pools have the names of their nodes."""
-    generation: int = 0
-    """The slices of a pool with the highest one are valid."""
-    of: int = 1
-    """The number of slices of this generation that make the pool complete."""
-    devices: int = 0
-    shared: bool = False
-    """Whether claims can have parts of one of its devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +148,8 @@ class ClusterSymptoms:
     """The setting `limits` of the agents, by settings profile, as far as the ConfigMap can be read and has it."""
     claims: tuple[Claim, ...] | Unknown = ()
     """All ResourceClaims."""
-    slices: tuple[SliceSeen, ...] | Unknown = ()
+    slices: tuple[Present, ...] | Unknown = ()
+    """Those of our driver: its pools have the names of their nodes, and of each the newest generation is valid."""
     device_classes: Mapping[str, str] | Unknown = field(default_factory=dict)
     """The extended resource that each DeviceClass serves, by the name of the class; empty: none."""
     karpenter: Karpenter | Unknown = Karpenter()

@@ -44,7 +44,7 @@ def summary(nodes: Iterable[NodeView]) -> list[str]:
         rows.append(
             [
                 node.name,
-                node.address or _UNKNOWN,
+                node.record.address or _UNKNOWN,
                 *(cells.get(position, "0/0") for position in places),
                 *([str(amount(node, node.unplaced)) if node.usage_outside_grants() else ""] if pending else []),
                 f"{amount(node, node.used)}/{amount(node, node.total)}",
@@ -90,7 +90,7 @@ def details(nodes: Iterable[NodeView]) -> list[str]:
         lines += [
             [""],
             ["NAME:", node.name],
-            ["IPADDRESS:", node.address or _UNKNOWN],
+            ["IPADDRESS:", node.record.address or _UNKNOWN],
             [""],
             [
                 "NAME",

@@ -58,7 +58,11 @@ def folded_rows(nodes: Iterable[NodeView], width: int) -> list[Line]:
 
 
 def _rows(node: NodeView) -> Iterable[Row]:
-    words = ["not ready"] * (not node.ready) + ["cordoned"] * node.unschedulable + [CLAIMS] * node.candidate.gpus.claims
+    words = (
+        ["not ready"] * (not node.record.ready)
+        + ["cordoned"] * node.record.unschedulable
+        + [CLAIMS] * node.candidate.gpus.claims
+    )
     state = ", ".join(words)
     if node.candidate.gpus.fault:
         yield Row((node.name, *(_NOTHING,) * 6, node.candidate.gpus.fault), Tone.BAD)

@@ -352,7 +352,7 @@ _EXCLUSIONS: Mapping[str, str] = {
 
 def exclusions(node: NodeView, pod: Terms) -> Iterator[Finding]:
     """Yield why kube-scheduler does not consider a node for a pod at all, as clauses about the node."""
-    for code, parameters in obstacles(node, pod):
+    for code, parameters in obstacles(node.record, pod):
         yield note(code, _EXCLUSIONS[code], **parameters)
 
 
@@ -373,11 +373,11 @@ def _too_little(node: NodeView, ask: Ask, resource: Resource) -> Iterator[Findin
     asked = sum(part.demand.amount for part in ask.parts if part.demand.kind is resource.kind)
     if not asked or node.candidate.gpus.problem:
         return
-    if resource.name not in node.capacity:
+    if resource.name not in node.record.capacity:
         text = "its kubelet knows no {resource}: no agent has registered there since it started"
         yield note("not-registered", text, resource=resource.name)
         return
-    offered = node.allocatable.get(resource.name, 0)
+    offered = node.record.allocatable.get(resource.name, 0)
     memory = resource.kind is Kind.MEMORY
     # The agent withholds a GPU that is in use as the other resource, as intended.
     rooms = [

@@ -7,13 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.features.claims.contract import DRIVER
-from gpu_device_plugin.features.claims.rules.devices import devices, plain_devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.features.claims.rules.devices import SliceInputs
-    from gpu_device_plugin.node.rules.node import Node
 
 _DEVICES = 64
 """Most devices of a slice whose devices have taints (Kubernetes 1.36)."""
@@ -55,17 +51,13 @@ class Writes:
 NOTHING = Writes()
 
 
-def contents(node: Node, facts: SliceInputs) -> tuple[Content, ...]:
-    """Return what the slices of a node offer. Without GPUs, one is empty.
+def contents(devices: Sequence[dict[str, Any]]) -> tuple[Content, ...]:
+    """Return what the slices offer of a node with these devices. Without devices, one is empty.
 
     An empty slice says that the driver runs and offers nothing, which no slice does not.
     """
-    return tuple(_cut(devices(node, facts))) or ({"devices": []},)
-
-
-def plain_contents(node: Node, facts: SliceInputs) -> tuple[Content, ...]:
-    """Return what the slices of a node offer where the API server knows whole devices only."""
-    return tuple(_cut(plain_devices(node, facts))) or ({"devices": []},)
+    starts = range(0, len(devices) or 1, _DEVICES)
+    return tuple({"devices": list(devices[start : start + _DEVICES])} for start in starts)
 
 
 def slice_name(node: str, number: int) -> str:
@@ -128,10 +120,6 @@ def _compare(name: str, sent: Any, stored: Any, missing: set[str]) -> None:
         else:
             for one, other in zip(sent, stored, strict=True):
                 _compare(name, one, other, missing)
-
-
-def _cut(found: Sequence[dict[str, Any]]) -> list[Content]:
-    return [{"devices": list(found[start : start + _DEVICES])} for start in range(0, len(found), _DEVICES)]
 
 
 def _timed(content: Content, present: Present | None) -> Content:

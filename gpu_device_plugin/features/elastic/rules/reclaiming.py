@@ -43,16 +43,6 @@ _RECOVERY = 10
 
 
 @dataclass(frozen=True, slots=True)
-class ReclaimPolicy:
-    """The settings of borrowing."""
-
-    grace_s: float
-    """How long a borrower has to return memory."""
-    evicts: bool = False
-    """Who does not return it in time is evicted."""
-
-
-@dataclass(frozen=True, slots=True)
 class ReclaimRequest:
     """A container that was asked to return memory since its GPU is short."""
 
@@ -95,8 +85,10 @@ class ReclaimState:
         reading: UseReading,
         uses: Mapping[str, Sequence[AttributedUse]],
         capacity_mib: Mapping[str, int],
-        policy: ReclaimPolicy,
         starting: Sequence[Place] = (),
+        *,
+        grace_s: float,
+        evicts: bool,
     ) -> ReclaimState:
         """Return who is asked after one more reading.
 
@@ -104,22 +96,23 @@ class ReclaimState:
             reading: it tells the use of each GPU.
             uses: the containers with a guarantee on each GPU, see `uses_now`.
             capacity_mib: the memory of each GPU without the driver's reservation.
-            policy: the present settings.
             starting: the containers that wait for their start, the first of which waits longest.
+            grace_s: how long a borrower has to return memory.
+            evicts: who does not return it in time is evicted.
         """
         if reading.at <= self.at:
             return self
         requests: dict[Place, ReclaimRequest] = {}
         missing: dict[str, int] = {}
-        spent = self._spent(reading.at, policy.grace_s)
+        spent = self._spent(reading.at, grace_s)
         for uuid, on_gpu in uses.items():
             by_place = {use.place: use for use in on_gpu}
             before = {place: found for place, found in self.requests.items() if place in by_place}
-            if policy.evicts:  # who withdraws its limit when it is asked has memory of others all the same
+            if evicts:  # who withdraws its limit when it is asked has memory of others all the same
                 on_gpu = [replace(use, lent=use.lent or use.place in before) for use in on_gpu]  # noqa: PLW2901
             if reading.used_mib.get(uuid) is None:
                 # A GPU that was not read for a moment, while its driver is busy, is as it was.
-                requests |= {place: was for place, was in before.items() if reading.at - was.seen <= policy.grace_s}
+                requests |= {place: was for place, was in before.items() if reading.at - was.seen <= grace_s}
                 continue
             short = shortage_mib(on_gpu, reading.used_mib[uuid], capacity_mib.get(uuid))
             if not short:
@@ -137,7 +130,7 @@ class ReclaimState:
                     reading.at if known or was is None else was.seen,
                     mib if known or was is None else was.mib,
                     use.borrowed_mib if known or was is None else was.borrowed_mib,
-                    since + policy.grace_s - spent_s if policy.evicts and _evictable(use) else None,
+                    since + grace_s - spent_s if evicts and _evictable(use) else None,
                     _needed_by(on_gpu, starting),
                     use.pod,
                     spent_s,

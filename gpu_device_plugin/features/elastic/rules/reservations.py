@@ -157,17 +157,6 @@ class Elastic(NamedTuple):
         return -self.pod.priority, self.pod.created, self.pod.uid, self.size.container
 
 
-@dataclass(frozen=True, slots=True)
-class Resize:
-    """What the containers of a node are to be guaranteed beyond their requests."""
-
-    reservations: Reservations
-    refused: Mapping[ContainerKey, str] = field(default_factory=dict)
-    """Why a container is not guaranteed more, as a sentence."""
-    unknown: frozenset[str] = frozenset()
-    """The namespaces whose allowance has to be known before some containers can grow."""
-
-
 def elastic_gpu(allocation: Allocation, pod: Pod, shares: Shares) -> SharedGpu | None:
     """Return the GPU of which a container may get more while it runs; None: its devices allow none.
 
@@ -258,8 +247,8 @@ def resize(
     containers: Sequence[Elastic],
     expected: tuple[Mapping[int, int], int],
     allowances: Mapping[str, Allowance | str],
-) -> Resize:
-    """Decide what each container is guaranteed beyond its request.
+) -> tuple[Reservations, Growth]:
+    """Return what each container is guaranteed beyond its request, and what was decided on those that are to grow.
 
     Those that shrink give their shares back first; then as many grow as there is room for, each as far as it wants or
     not at all. What a container has stays if it is not among `containers`: its pod is not known.
@@ -295,7 +284,7 @@ def resize(
         if each.key in growth.granted:
             reservations[each.key] = Reservation(each.uuid, each.size.beyond, each.own)
     kept = {key: reservation for key, reservation in reservations.items() if reservation.shares > 0}
-    return Resize(kept, growth.refused, growth.unknown)
+    return kept, growth
 
 
 def _rooms(node: Node, expected: tuple[Mapping[int, int], int]) -> Mapping[int, GpuRoom]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan
 from gpu_device_plugin.model.contract.keys import SCHEDULE_LABEL, SET_LIMITS_LABEL
@@ -20,22 +21,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.rules.container_grants import Grant
 
 
+Lacks: TypeAlias = "Mapping[Enforcement, Callable[[Gpu], str]]"
+"""What each means that an agent has lacks on a GPU, as a clause; empty: it is there."""
 REFUSE = "refuse"
 """A value of the setting `limits_fallback`."""
-CGROUP = 2
-"""The cgroup version for which NVIDIA's toolkit can limit GPU memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Abilities:
-    """What a node has, beside its GPUs, to keep containers within their parts."""
-
-    cgroup: int | None = None
-    """Its cgroup version; None if unknown."""
-    extra_grant: bool = False
-    """The setting `extra_grant` names a file."""
-    lacks: Mapping[Enforcement, Callable[[Gpu], str]] = field(default_factory=dict)
-    """What the means of other features lack on a GPU, as a clause; empty: it is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +86,7 @@ def _enforcements(limits: str) -> tuple[Enforcement, ...]:
 
 def enforcements(
     gpus: Mapping[int, Gpu],
-    abilities: Abilities,
+    lacks: Lacks,
     want: WantedEnforcement,
     *,
     refuse: bool,
@@ -108,7 +97,8 @@ def enforcements(
     That is a sentence for an Event, with what comes of it; empty: all are there.
 
     With `refuse`, containers are refused shares where no required enforcement is there; otherwise their limits are
-    advisory. `partitions` are the MIG instances among the GPUs that are given whole.
+    advisory. `partitions` are the MIG instances among the GPUs that are given whole. An agent does not have a means
+    that is not in `lacks`.
     """
     refuse = refuse and want.required
     chosen: dict[int, GpuEnforcement] = {}
@@ -117,48 +107,49 @@ def enforcements(
         if position in partitions:
             chosen[position] = GpuEnforcement(Enforcement.PARTITION, _REASONS[Enforcement.PARTITION])
             continue
-        lacks = {wish: _lack(wish, gpu, abilities) for wish in want.enforcements or (Enforcement.DRIVER,)}
-        available = next((enforcement for enforcement, lack in lacks.items() if not lack), None)
+        wishes = want.enforcements or (Enforcement.DRIVER,)
+        lacking = {wish: lacks[wish](gpu) if wish in lacks else f"this agent has no {wish}" for wish in wishes}
+        available = next((enforcement for enforcement, lack in lacking.items() if not lack), None)
         if available is not None:
             asked = f"{want.source} asks for it, and " if want.enforcements else ""
             chosen[position] = GpuEnforcement(available, asked + _REASONS[available])
         elif not want.enforcements:
-            chosen[position] = GpuEnforcement(Enforcement.ADVISORY, lacks[Enforcement.DRIVER])
+            chosen[position] = GpuEnforcement(Enforcement.ADVISORY, lacking[Enforcement.DRIVER])
         else:
-            why = f"{want.source} asks for {' or '.join(lacks)}: " + ", and ".join(lacks.values())
+            why = f"{want.source} asks for {' or '.join(lacking)}: " + ", and ".join(lacking.values())
             refusal = f"memory limits that hold are required here and not there: {why}" if refuse else ""
             chosen[position] = GpuEnforcement(Enforcement.ADVISORY, why, refusal)
             missing.setdefault(why, []).append(position)
     effect = "containers are refused shares (limits_fallback: refuse)" if refuse else "the limits are advisory there"
-    lacking = "; ".join(f"GPU {numbered(positions)}: {why}" for why, positions in missing.items())
-    return chosen, lacking and f"{lacking}; {effect}"
+    where = "; ".join(f"GPU {numbered(positions)}: {why}" for why, positions in missing.items())
+    return chosen, where and f"{where}; {effect}"
 
 
-def _lack(enforcement: Enforcement, gpu: Gpu, abilities: Abilities) -> str:
-    """Return what an enforcement lacks on a GPU, as a clause; empty: it is there."""
-    if enforcement is Enforcement.DRIVER:
-        return _lack_of_driver(gpu, abilities.cgroup)
-    if enforcement in abilities.lacks:
-        return abilities.lacks[enforcement](gpu)
-    if enforcement is Enforcement.CUSTOM:
-        # A change of the setting waits for a restart, and one of `limits` does not.
-        why = "the agent read no file of the setting extra_grant when it started: name one, and restart the agent"
-        return "" if abilities.extra_grant else why
-    return "" if enforcement is Enforcement.ADVISORY else f"this agent has no {enforcement}"
+def lacks(cgroup: int | None = None, *, extra_grant: bool = False) -> Lacks:
+    """Return what the means lack that need no feature of their own.
+
+    `cgroup` is the node's cgroup version, None: unknown. With `extra_grant` that setting names a file.
+    """
+    # A change of the setting waits for a restart, and one of `limits` does not.
+    no_file = "the agent read no file of the setting extra_grant when it started: name one, and restart the agent"
+    return {
+        Enforcement.DRIVER: partial(_lack_of_driver, cgroup),
+        Enforcement.CUSTOM: lambda _: "" if extra_grant else no_file,
+        Enforcement.ADVISORY: lambda _: "",
+    }
 
 
-def _lack_of_driver(gpu: Gpu, cgroup: int | None) -> str:
+def _lack_of_driver(cgroup: int | None, gpu: Gpu) -> str:
+    version = "unknown" if cgroup is None else cgroup
+    of_one = "the driver's limits are not for MIG instances; a container that asks for all of one has it to itself"
     # If one of these is missing, the hook of nvidia-container-toolkit after 1.20.0 fails, and the container with it.
-    if gpu.mig:
-        return "the GPU is in MIG mode"
-    if gpu.instance is not None:
-        return "the driver's limits are not for MIG instances; a container that asks for all of one has it to itself"
-    if not gpu.memory_limits:
-        return "the driver has no memory limits, which come with r615"
-    if cgroup != CGROUP:
-        version = "unknown" if cgroup is None else cgroup
-        return f"the node's cgroup version is {version}, and must be 2 for the driver's limits"
-    return ""
+    lacking = {
+        "the GPU is in MIG mode": gpu.mig,
+        of_one: gpu.instance is not None,
+        "the driver has no memory limits, which come with r615": not gpu.memory_limits,
+        f"the node's cgroup version is {version}, and must be 2 for the driver's limits": cgroup != 2,
+    }
+    return next((why for why, lacks in lacking.items() if lacks), "")
 
 
 @runtime_checkable
@@ -210,8 +201,8 @@ def derive_means(
     whole = {at for at, shared in listed.items() if any(kind is Kind.INSTANCE for kind, _ in shared.offered)}
     gpus = {at: shared.gpu for at, shared in listed.items()}
     want = wanted_enforcement(limits, labels)
-    abilities = Abilities(cgroup, extra is not None, {other.enforcement: other.lack for other in others})
-    chosen, missing = enforcements(gpus, abilities, want, refuse=refuse, partitions=whole)
+    means = {**lacks(cgroup, extra_grant=extra is not None), **{other.enforcement: other.lack for other in others}}
+    chosen, missing = enforcements(gpus, means, want, refuse=refuse, partitions=whole)
     plan = LimitPlan(
         {gpu.uuid: chosen[at] for at, gpu in gpus.items()},
         soft_is_share,

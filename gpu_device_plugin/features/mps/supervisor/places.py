@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_device_plugin import files
-from gpu_device_plugin.features.mps.rules.daemon_files import is_uuid
+from gpu_device_plugin.features.mps.contract import is_uuid
 from gpu_device_plugin.features.mps.rules.mps_daemon import MODES, short_name
 
 _log = logging.getLogger(__name__)

@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.client.answers import translated
 from gpu_device_plugin.cluster.client.api_client import PatchType
-from gpu_device_plugin.cluster.client.errors import Call, ConflictError, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, ObjectKind, ObjectMeta, decoded, read_metadata
+from gpu_device_plugin.cluster.client.errors import ConflictError, ForbiddenError, NotFoundError
+from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, ObjectKind, ObjectMeta, read_metadata
 from gpu_device_plugin.core.capacity.asks import UNSCHEDULABLE, WANTED_FOR, buffer_of, named, pod_of
 from gpu_device_plugin.model.contract.keys import STAND_IN, STARTUP_TAINT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.core.capacity.asks import Wanted
-    from gpu_device_plugin.programs.extender.capacity.waiters import Parts
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
     from gpu_device_plugin.programs.extender.followed import Followed
 
     Templates = Mapping[str, dict[str, Any]]
@@ -46,17 +44,15 @@ _CALL_S = 5.0
 class Autoscaler:
     """The cluster's autoscaler, as far as it can be asked."""
 
-    _client: Client
+    _context: ControllerContext
     _followed: Followed
-    _: KW_ONLY
     namespace: str
     """In which the objects are made."""
-    own_pod: str
-    """The name of this extender's pod, which owns them: they end with it. Without such a pod nothing owns them."""
-    clock: Callable[[], float]
-    """Returns monotonic seconds."""
 
     def __post_init__(self) -> None:
+        self._client = self._context.client
+        self._own_pod = self._context.settings().holder()
+        """The name of this extender's pod, which owns the objects: they end with it. Without it nothing owns them."""
         self._looked_at: float | None = None
         self._version = ""
         """Of the CapacityBuffers that the API server has; empty: it has none."""
@@ -117,7 +113,7 @@ class Autoscaler:
                 with suppress(ConflictError):
                     body = pod_of(name, self.namespace, template, await self._owned())
                     made = await self._client.create(PODS, body, namespace=self.namespace, timeout_s=_CALL_S)
-                    await self._tell(name, _meta(made).uid)
+                    await self._tell(name, made.read(read_metadata).uid)
                     self._log(name, template)
 
     async def _tell(self, name: str, uid: str) -> None:
@@ -132,7 +128,7 @@ class Autoscaler:
 
     async def _look(self, *, must: bool) -> None:
         """Find out which buffers there are. Raises ApiError."""
-        if self._looked_at is not None and self.clock() - self._looked_at < _LOOK_S:
+        if self._looked_at is not None and self._context.clock() - self._looked_at < _LOOK_S:
             return
         self._version = ""
         for version in _BUFFERS:
@@ -143,20 +139,21 @@ class Autoscaler:
             except NotFoundError:
                 if must and version == list(_BUFFERS)[-1]:
                     raise
-        self._looked_at = self.clock()
+        self._looked_at = self._context.clock()
 
     async def _look_for_former(self) -> None:
         """Find out, once, which buffers there are of a time when the setting was another. Raises ApiError."""
         try:
             await self._look(must=False)
         except ForbiddenError:
-            self._looked_at = self.clock()  # who may not list them has not made any
+            self._looked_at = self._context.clock()  # who may not list them has not made any
 
     async def _names(self, version: str) -> dict[str, str]:
         return {
             meta.name: (meta.annotations or {}).get(STAND_IN, "")
-            async for page in self._client.pages(_BUFFERS[version], namespace=self.namespace, labels=STAND_IN)
-            for meta in map(_meta, page.items or ())
+            async for meta in self._client.objects(
+                _BUFFERS[version], read_metadata, namespace=self.namespace, labels=STAND_IN
+            )
         }
 
     async def _have_buffers(self, version: str, templates: Templates) -> None:
@@ -184,8 +181,8 @@ class Autoscaler:
         """Return the references to what owns the objects: this extender's pod, if it runs in one."""
         if self._owners is None:
             try:
-                raw = await self._client.get(PODS, self.own_pod, namespace=self.namespace, timeout_s=_CALL_S)
-                meta = _meta(raw)
+                own = await self._context.client.get(PODS, self._own_pod, namespace=self.namespace, timeout_s=_CALL_S)
+                meta = own.read(read_metadata)
                 self._owners = [{"apiVersion": "v1", "kind": "Pod", "name": meta.name, "uid": meta.uid}]
             except NotFoundError:
                 self._owners = []
@@ -201,12 +198,6 @@ def _asked(template: Mapping[str, Any] | None) -> str:
     return "" if template is None else str(template["metadata"]["annotations"][STAND_IN])
 
 
-def _meta(raw: bytes | msgspec.Raw) -> ObjectMeta:
-    """Return the metadata of an object in an answer. Raises UnavailableError if it is none."""
-    with translated(Call("get", _TEMPLATES.plural)):
-        return read_metadata(raw)
-
-
 class _Spec(msgspec.Struct):
     taints: list[dict[str, Any]] | None = None
 
@@ -216,30 +207,28 @@ class _Node(msgspec.Struct):
     spec: _Spec = msgspec.field(default_factory=_Spec)
 
 
-_DECODER = msgspec.json.Decoder(_Node)
-
-
 @dataclass(eq=False)
 class Opener:
     """Removes `STARTUP_TAINT` from nodes whose kubelets offer GPUs."""
 
-    _parts: Parts
+    _context: ControllerContext
+    _followed: Followed
 
     async def open(self) -> None:
         """Remove the taint where it is due. Raises ApiError."""
-        candidates = self._parts.fleet.candidates
-        for name in tuple(self._parts.followed.starting):
-            node, there = self._parts.followed.nodes.get(name), candidates.get(name)
-            if node is not None and node.offers and there is not None and there.rooms and not there.gpus.problem:
+        candidates = self._context.fleet.candidates
+        for node in tuple(self._followed.nodes.values()):
+            there = candidates.get(node.name)
+            starting = node.offers and any(taint.key == STARTUP_TAINT for taint in node.taints)
+            if starting and there is not None and there.rooms and not there.gpus.problem:
                 with suppress(ConflictError, NotFoundError):  # the watch shows it as it is now
                     await self._open(node.name)
 
     async def _open(self, name: str) -> None:
         # The list of taints can only be replaced, with all that others have written in it.
-        raw = await self._parts.client.get(NODES, name, timeout_s=_CALL_S)
-        with translated(Call("get", NODES.plural, name=name)):
-            node = decoded(_DECODER, raw, "node")
+        raw = await self._context.client.get(NODES, name, timeout_s=_CALL_S)
+        node = raw.decoded(_Node, "a node")
         taints = [taint for taint in node.spec.taints or () if taint.get("key") != STARTUP_TAINT]
         meta = {"resourceVersion": node.metadata.resource_version}
-        await self._parts.client.patch(NODES, name, {"metadata": meta, "spec": {"taints": taints}}, timeout_s=_CALL_S)
+        await self._context.client.patch(NODES, name, {"metadata": meta, "spec": {"taints": taints}}, timeout_s=_CALL_S)
         _log.info("a new node offers its GPUs, and is opened to pods", extra={"node": name})

@@ -16,8 +16,7 @@ from gpu_device_plugin.programs.extender.capacity.growing import Grower
 from gpu_device_plugin.programs.extender.capacity.idle_actions import IdleActions
 from gpu_device_plugin.programs.extender.capacity.keeping import Keeper
 from gpu_device_plugin.programs.extender.capacity.known_kinds import KnownKinds
-from gpu_device_plugin.programs.extender.capacity.moving import MANIFEST, Mover
-from gpu_device_plugin.programs.extender.capacity.rebalancing import Rebalancer
+from gpu_device_plugin.programs.extender.capacity.moving import MANIFEST, Mover, Rebalancer
 from gpu_device_plugin.programs.extender.capacity.waiters import Waiters
 from gpu_device_plugin.settings.common import own_namespace
 
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
 
     from gpu_device_plugin.fleet_judge import Judge
-    from gpu_device_plugin.programs.extender.capacity.waiters import Parts
-    from gpu_device_plugin.programs.extender.resizing import Leadership
-    from gpu_device_plugin.settings.extender import ExtenderSettings
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
+    from gpu_device_plugin.programs.extender.extender_routes import Leadership
+    from gpu_device_plugin.programs.extender.followed import Followed
 
 T = TypeVar("T")
 
@@ -47,52 +46,34 @@ class Capacity:
 
     def __init__(
         self,
-        parts: Parts,
+        context: ControllerContext,
+        followed: Followed,
         judge: Judge,
         refused: Callable[[str], bool],
         leadership: Leadership,
-        settings: Callable[[], ExtenderSettings],
         *,
         catch_up: Callable[[], Awaitable[None]],
-        pause_s: float,
-        settled_s: float,
     ) -> None:
-        """Prepare to do it with a pause between two rounds, for pods that have been refused for `settled_s`.
+        """Prepare to do it.
 
         `catch_up` returns once all that other extenders have done is known, of pods and of nodes; it raises ApiError or
         TimeoutError.
         """
-        self._parts = parts
+        self._context = context
+        self._followed = followed
         self._leadership = leadership
-        self._settings = settings
         self._catch_up = catch_up
-        self._pause_s = pause_s
-        self.mover = Mover(parts, self.before_bind)
-        self.keeper = Keeper(parts)
-        self._opener = Opener(parts)
-        waiters = Waiters(parts, judge, refused, lambda: settings().node_start_s)
-        self.rebalancer = Rebalancer(
-            parts, self.mover, waiters, per_hour=lambda: settings().rebalance, settled_s=settled_s
-        )
-        self._events = EventWriter(parts.client, instance=settings().holder())
+        self._events = EventWriter(context.client, instance=context.settings().holder())
         namespace = own_namespace(SERVICE_ACCOUNT, "kube-system")
-        self._kinds = KnownKinds(parts, judge, namespace=namespace)
-        self.grower = Grower(
-            parts,
-            self._kinds,
-            waiters,
-            node_start_s=lambda: settings().node_start_s,
-            events=self._events,
-            settled_s=settled_s,
-        )
-        self.idle = IdleActions(parts, self._events, warning_s=lambda: settings().idle_warning_s)
-        self._autoscaler = Autoscaler(
-            parts.client,
-            parts.followed,
-            namespace=namespace,
-            own_pod=settings().holder(),
-            clock=parts.clock,
-        )
+        waiters = Waiters(context, followed, judge, refused)
+        self.mover = Mover(context, followed, self.before_bind)
+        self.keeper = Keeper(context, followed)
+        self.rebalancer = Rebalancer(context, followed, self.mover, waiters)
+        self.idle = IdleActions(context, followed, self._events)
+        self._kinds = KnownKinds(context, followed, judge, namespace)
+        self.grower = Grower(context, followed, self._kinds, waiters, self._events)
+        self._opener = Opener(context, followed)
+        self._autoscaler = Autoscaler(context, followed, namespace)
         self._term: Hashable | None = None
         self._marked: Observable[Hashable | None] = Observable(None)
         """The term for which it has been decided which nodes may go, or tried to."""
@@ -126,14 +107,14 @@ class Capacity:
                         await self._done(step)
             except (ApiError, TimeoutError) as error:
                 _told(error)
-            await asyncio.sleep(self._pause_s)
+            await asyncio.sleep(self._context.timings.capacity_s)
 
     async def _leads(self) -> bool:
         """Return whether this extender is the active one, and knows what others have done. Raises ApiError."""
         term = await self._leadership.term()
         if term is not None and term != self._term:
             await self._catch_up()
-            self._parts.holds.forget()
+            self._followed.holds.forget()
             self._autoscaler.forget()
             self.idle.forget()
             self.rebalancer.forget()
@@ -154,14 +135,14 @@ class Capacity:
             _log.exception("a step of the care for the cluster's capacity failed", extra={"once_per_s": 60})
 
     async def _shelter(self) -> None:
-        self._parts.holds.expire()
-        self._parts.holds.release()
-        if self._settings().keep_nodes:
+        self._followed.holds.expire()
+        self._followed.holds.release()
+        if self._context.settings().keep_nodes:
             await self.keeper.shelter(self.mover.moving)
-        await self._parts.holds.write()
+        await self._followed.holds.write()
 
     async def _grow(self) -> None:
-        how = self._settings().grow
+        how = self._context.settings().grow
         if how != "off":
             # The time of the API's answers does not count: what is wanted no longer has to go soon.
             wanted = await self._resting("grow", self.grower.wanted)
@@ -172,11 +153,11 @@ class Capacity:
 
     async def _keep(self) -> None:
         before = 0 if self._decided is None else self._decided[0]
-        state = self._parts.fleet.now.changed_since(before)[0], self._parts.followed.changes
+        state = self._context.fleet.now.changed_since(before)[0], self._followed.changes
         try:
             if state == self._decided:
                 return
-            if not self._settings().keep_nodes:
+            if not self._context.settings().keep_nodes:
                 done = await self.keeper.release()
             else:
                 # The time of the API's answers does not count here either.
@@ -193,7 +174,7 @@ class Capacity:
         Return an empty text, or why the pod must not come: pods that leave their node need its room. Never raises:
         where nodes cannot be marked within `_KEEP_S`, scheduling goes first.
         """
-        if not self._settings().keep_nodes:
+        if not self._context.settings().keep_nodes:
             return ""
         try:
             async with asyncio.timeout(_KEEP_S):
@@ -212,13 +193,13 @@ class Capacity:
 
     async def _resting(self, name: str, work: Callable[[], Awaitable[T]]) -> T | None:
         """Do what may take seconds in a large cluster, and return its result; None: it was done a moment ago."""
-        began = self._parts.clock()
+        began = self._context.clock()
         if began < self._rested_at.get(name, began):
             return None
         try:
             return await work()
         finally:
-            now = self._parts.clock()
+            now = self._context.clock()
             self._rested_at[name] = now + _REST * (now - began)
 
 

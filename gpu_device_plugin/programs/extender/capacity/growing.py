@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.cluster.writers.events import EventSubject
 from gpu_device_plugin.core.capacity.asks import PRIORITY, Asker, Attempts, Wanted, common_terms, in_turns
-from gpu_device_plugin.core.capacity.node_kinds import NodeKind, Waiting, lasting, likely_labels, needed, unlike
+from gpu_device_plugin.core.capacity.node_kinds import NodeKind, lasting, likely_labels, needed, unlike
 from gpu_device_plugin.core.capacity.terms import obstacles
 from gpu_device_plugin.model.contract.keys import STARTUP_TAINT
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.extender.followed import replaceable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.cluster.writers.events import EventWriter
     from gpu_device_plugin.core.capacity.node_kinds import Needs
     from gpu_device_plugin.core.capacity.terms import Terms
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.programs.extender.capacity.known_kinds import KnownKinds
-    from gpu_device_plugin.programs.extender.capacity.waiters import Parts, Waiter, Waiters
-    from gpu_device_plugin.programs.extender.followed import FollowedNode
+    from gpu_device_plugin.programs.extender.capacity.waiters import Waiter, Waiters
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
+    from gpu_device_plugin.programs.extender.followed import Followed
 
     _Node: TypeAlias = tuple[Wanted, Sequence[Waiter]]
     """A new node, and the pods that it is for."""
@@ -55,15 +57,11 @@ class _NewNode:
 class Grower:
     """Works out which nodes are wanted."""
 
-    _parts: Parts
+    _context: ControllerContext
+    _followed: Followed
     _kinds: KnownKinds
     _waiters: Waiters
-    _: KW_ONLY
-    node_start_s: Callable[[], float]
-    """How long a new node takes until pods can be placed on it, seconds."""
-    events: EventWriter
-    settled_s: float
-    """A pod counts once it has waited for so many seconds: others may end, or an eviction may make room."""
+    _events: EventWriter
     latest: Sequence[Wanted] = field(default=(), init=False)
     """The latest result."""
 
@@ -76,18 +74,22 @@ class Grower:
         self._present: frozenset[str] = frozenset()
         """The host names of the nodes that share GPUs, or did while the latest asks stood."""
 
+    @property
+    def _node_start_s(self) -> float:
+        return self._context.settings().node_start_s
+
     async def wanted(self) -> Sequence[Wanted]:
         """Return the new nodes that are wanted. Raises ApiError."""
         # An autoscaler adds no nodes for pods of a lower priority, nor for those that have a node of their own.
         waiting = [
             each
-            for each in self._waiters.unschedulable(self.settled_s)
+            for each in self._waiters.unschedulable()
             if each.pod.priority >= PRIORITY and (each.pod.owner is None or replaceable(each.pod))
         ]
         labels = {key for each in waiting for key in each.needs.terms.labels}
         kinds = await self._kinds.all(labels)
         await self._judge_new_nodes(waiting)
-        now = self._parts.wall()
+        now = self._context.wall()
         waiting = [
             each for each in await self._waiters.without_room(waiting) if self._attempts.may_ask(_asker(each), now)
         ]
@@ -95,9 +97,9 @@ class Grower:
         groups: dict[Needs, list[Waiter]] = {}
         for each in sorted(waiting, key=lambda one: (one.pod.created, one.pod.uid)):
             groups.setdefault(each.needs, []).append(each)
-        fitting: dict[Needs, list[int]] = {}
+        fitting: dict[Needs, list[NodeKind]] = {}
         for needs in groups:
-            fitting[needs] = [at for at, kind in enumerate(kinds) if kind.allows(needs) and needs.met_by(kind.node)]
+            fitting[needs] = [kind for kind in kinds if kind.allows(needs) and needs.met_by(kind.node)]
             await asyncio.sleep(0)
         # Nodes whose agents list GPUs, and on which kube-scheduler cannot place pods yet, or may not have.
         coming = [
@@ -106,15 +108,15 @@ class Grower:
             if kind is not None and (itself.created_s > self._waiters.new_since() or not _takes(itself))
         ]
         useful = {needs: groups[needs] for needs in groups if fitting[needs]}
-        nodes = [*await _packed(useful, fitting, kinds, coming, range(len(kinds)))]
+        nodes = [*await _packed(useful, fitting, kinds, coming, kinds)]
         # They are counted by the kind that takes most. Where the autoscaler has brought another, more are asked for of
         # that alone: once it has none left, others would come in their number.
         keys = {kind.key for _, kind in young if kind is not None}
-        recent = [at for at, kind in enumerate(kinds) if kind.key in keys]
+        recent = [kind for kind in kinds if kind.key in keys]
         if nodes and 0 < len(recent) < len(kinds):
             nodes += (await _packed(useful, fitting, kinds, coming, recent))[len(nodes) :]
         nodes += await self._for_unknown_kinds({needs: groups[needs] for needs in groups if not fitting[needs]}, kinds)
-        present = self._parts.followed.hostnames()
+        present = self._followed.hostnames()
         known = self._present | present
         self._present = known if self.latest and len(known) <= 2 * len(present) + _GONE else present
         most = min(_MOST_NODES, max(1, _MOST_NAMED // (len(self._present) or 1)))
@@ -122,7 +124,7 @@ class Grower:
             await _without(nodes, [itself for itself, kind in young if kind is None], kinds),
             lambda node: node[1][0].pod.namespace,
         )[:most]
-        self._attempts.asked(dict.fromkeys(_asker(pod) for _, pods in chosen for pod in pods), now, self.node_start_s())
+        self._attempts.asked(dict.fromkeys(_asker(pod) for _, pods in chosen for pod in pods), now, self._node_start_s)
         names = tuple(sorted(self._present))
         self.latest = [replace(node, present=names, pods=tuple(map(str, pods))) for node, pods in chosen]
         return self.latest
@@ -137,7 +139,7 @@ class Grower:
         before, self._guessed = self._guessed, {}
         if not all(kind.product for kind in kinds):
             return ()  # nothing tells these from others: they would come, and be of no use
-        present = self._parts.sharing().values()
+        present = self._followed.sharing().values()
         found: dict[Terms, list[Waiter]] = {}
         for needs, pods in groups.items():
             await asyncio.sleep(0)
@@ -153,14 +155,17 @@ class Grower:
         self._guessed = {asker: before.get(asker, other) for asker in askers}
         return [(Wanted(terms, other), pods) for terms, pods in found.items()]
 
-    def _young_nodes(self) -> Iterator[tuple[FollowedNode, NodeKind | None]]:
+    def _young_nodes(self) -> Iterator[tuple[NodeRecord, NodeKind | None]]:
         """Yield the nodes that may still be starting, each as it is now; None: its agent does not list GPUs yet."""
-        for itself in self._parts.followed.young(self._parts.wall() - self.node_start_s()):
-            node = self._parts.fleet.candidates.get(itself.name)
+        for itself in self._followed.young(self._context.wall() - self._node_start_s):
+            node = self._context.fleet.candidates.get(itself.name)
             if node is None or not node.rooms or node.gpus.problem:
                 yield itself, None
             else:
-                yield itself, NodeKind(node, itself.labels, lasting(itself.taints), itself.others)
+                yield (
+                    itself,
+                    NodeKind(node=node, labels=itself.labels, taints=lasting(itself.taints), others=itself.others),
+                )
 
     # --- Nodes that came in vain --------------------------------------------------------------------------------------
 
@@ -170,7 +175,7 @@ class Grower:
         Of a kind that is no better than those before, or empty once its time to start is over or it has gone, although
         pods wait that fit there.
         """
-        now, before, self._young = self._parts.wall(), self._young, {}
+        now, before, self._young = self._context.wall(), self._young, {}
         young = list(self._young_nodes()) if waiting else []
         # Its agent lists GPUs before its kubelet offers them, and others may keep pods from it meanwhile.
         for itself, kind in young:
@@ -180,7 +185,7 @@ class Grower:
         one_each = {_asker(each): each for each in reversed(waiting)}
         for name in before.keys() - {itself.name for itself, _ in young}:
             new = before[name]
-            if not new.kind.node.summary.used and now - new.open_at >= min(_TRIED_S, self.node_start_s() / 2):
+            if not new.kind.node.summary.used and now - new.open_at >= min(_TRIED_S, self._node_start_s / 2):
                 for asker, each in one_each.items():
                     met = each.needs.met_by(new.kind.node)
                     if new.kind.allows(each.needs) and (met or asker in self._guessed):
@@ -196,55 +201,41 @@ class Grower:
                     self._tell_in_vain(one_each[asker], name, new.created_s, _OTHER)
 
     def _tell_in_vain(self, waiter: Waiter, node: str, created_s: float, why: str) -> None:
-        now, pod = self._parts.wall(), waiter.pod
-        until = self._attempts.in_vain(_asker(waiter), created_s, now, self.node_start_s())
+        now, pod = self._context.wall(), waiter.pod
+        until = self._attempts.in_vain(_asker(waiter), created_s, now, self._node_start_s)
         if until is None:
             return
         note = f"node {node} came for it, {why}; for pods of its controller no node is asked for until {rfc3339(until)}"
         about = EventSubject("Pod", pod.name, pod.namespace, pod.uid)
-        self.events.post(about, reason="GPUNodeDidNotHelp", note=note, action="Grow", warning=True)
+        self._events.post(about, reason="GPUNodeDidNotHelp", note=note, action="Grow", warning=True)
         _log.warning("a new node did not help", extra={"pod": str(waiter), "why": note})
 
 
-def _takes(node: FollowedNode) -> bool:
+def _takes(node: NodeRecord) -> bool:
     """Return whether kube-scheduler can place pods on a node whose agent lists GPUs."""
     return node.open and node.offers and all(taint.key != STARTUP_TAINT for taint in node.taints)
 
 
 async def _packed(
     groups: Mapping[Needs, Sequence[Waiter]],
-    fitting: Mapping[Needs, Sequence[int]],
+    fitting: Mapping[Needs, Sequence[NodeKind]],
     kinds: Sequence[NodeKind],
     coming: Sequence[NodeKind],
-    allowed: Collection[int],
+    allowed: Sequence[NodeKind],
 ) -> Sequence[_Node]:
-    """Return the nodes that pods need of the kinds at some places, beside those that are coming."""
-    waiting = [
-        Waiting(
-            needs.ask,
-            len(pods),
-            needs.amounts,
-            {
-                *(at for at in fitting[needs] if at in allowed),
-                *(len(kinds) + n for n, kind in enumerate(coming) if kind.allows(needs)),
-            },
-        )
-        for needs, pods in groups.items()
-    ]
-    there = [(len(kinds) + n, kind.node) for n, kind in enumerate(coming)]
-    new = await last_of(needed(waiting, [kind.node for kind in kinds], there))
-    left = [iter(in_turns(pods, lambda each: each.pod.namespace)) for pods in groups.values()]
+    """Return the nodes that pods need of the allowed ones among the kinds, beside those that are coming."""
+    left = {needs: iter(in_turns(pods, lambda each: each.pod.namespace)) for needs, pods in groups.items()}
     found: list[_Node] = []
-    for node in new:
-        pods = [pod for place, number in node.pods.items() for pod in islice(left[place], number)]
-        needs = list(dict.fromkeys(pod.needs for pod in pods))
-        fit = [kinds[at] for at in allowed if all(at in fitting[each] for each in needs)]
-        found.append((Wanted(common_terms(dict.fromkeys(each.terms for each in needs), fit), unlike(fit, kinds)), pods))
+    for _, taken in await last_of(needed({needs: len(groups[needs]) for needs in groups}, allowed, coming)):
+        pods = [pod for needs, number in taken.items() for pod in islice(left[needs], number)]
+        fit = [kind for kind in allowed if all(kind in fitting[needs] for needs in taken)]
+        terms = common_terms(dict.fromkeys(needs.terms for needs in taken), fit)
+        found.append((Wanted(terms, unlike(fit, kinds)), pods))
     return found
 
 
 async def _without(
-    nodes: Sequence[_Node], starting: Iterable[FollowedNode], kinds: Sequence[NodeKind]
+    nodes: Sequence[_Node], starting: Iterable[NodeRecord], kinds: Sequence[NodeKind]
 ) -> Sequence[_Node]:
     """Leave out of the wanted nodes what new ones may be whose agents do not list their GPUs yet."""
     left = list(nodes)

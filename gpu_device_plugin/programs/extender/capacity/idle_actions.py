@@ -9,8 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.cluster.client.answers import translated
-from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, ForbiddenError, NotFoundError
+from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NAMESPACES, read_metadata
 from gpu_device_plugin.cluster.writers.events import EventSubject
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome, evict
@@ -25,7 +24,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.writers.events import EventWriter
     from gpu_device_plugin.features.idle.rules import IdlePod, Warned
     from gpu_device_plugin.model.pods import Owner, Pod
-    from gpu_device_plugin.programs.extender.capacity.waiters import Parts
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
+    from gpu_device_plugin.programs.extender.followed import Followed
 
 _log = logging.getLogger(__name__)
 
@@ -44,11 +44,10 @@ _CALL_S = 5.0
 class IdleActions:
     """Does what the owners of idle pods want. Whom it has warned it keeps in memory alone."""
 
-    _parts: Parts
+    _context: ControllerContext
+    _followed: Followed
     _events: EventWriter
     _: KW_ONLY
-    warning_s: Callable[[], float]
-    """Returns the setting `idle_warning`."""
     look_s: float = 10.0
     """Least seconds between two looks at the idle pods."""
 
@@ -65,27 +64,27 @@ class IdleActions:
 
     async def look(self) -> None:
         """Warn the pods that became idle, and do what is due, if the last look was long ago."""
-        if self._parts.clock() - self._looked_at < self.look_s:
+        if self._context.clock() - self._looked_at < self.look_s:
             return
-        self._looked_at = self._parts.clock()
+        self._looked_at = self._context.clock()
         try:
-            await self._act([pod for pod in self._parts.followed.idle() if idle_since(pod)])
+            await self._act([pod for pod in self._followed.idle() if idle_since(pod)])
         except ApiError as error:
             _log.warning("idle pods wait", extra={"why": str(error), "once_per_s": 60})
 
     async def _act(self, pods: Sequence[Pod]) -> None:
         self._namespaces = self._namespaces if pods else {}
         idle = [idle_pod(pod, await self._namespace_of(pod)) for pod in pods]
-        now, warning_s = self._parts.clock(), self.warning_s()
+        now, warning_s = self._context.clock(), self._context.settings().idle_warning_s
         self._warned, told = warned_after(self._warned, idle, now, _MOST_TOLD)
         for each in told:
-            self._tell(each.pod, "GPUIdleWarning", warning(each, rfc3339(self._parts.wall() + warning_s)))
+            self._tell(each.pod, "GPUIdleWarning", warning(each, rfc3339(self._context.wall() + warning_s)))
             self._count(each, "warned")
         self._not_before = {uid: at for uid, at in self._not_before.items() if at > now}
         workloads: dict[Owner, list[IdlePod]] = {}
         for each in due(self._warned, idle, now, warning_s):
             owner = each.pod.owner
-            if not trusted(self._parts.followed.use_read_at.get(each.pod.node_name), self._parts.wall()):
+            if not trusted(self._followed.use_read_at.get(each.pod.node_name), self._context.wall()):
                 why = f"the agent of node {each.pod.node_name} has not told for long whether it is used"
                 _log.info("an idle pod stays", extra={"pod": _name(each.pod), "why": why, "once_per_s": 600})
             elif each.action is WhenIdle.EVICT:
@@ -98,7 +97,7 @@ class IdleActions:
     async def _try(self, uid: str, act: Callable[[], Awaitable[None]]) -> None:
         if uid in self._not_before:
             return
-        self._not_before[uid] = self._parts.clock() + _AGAIN_S
+        self._not_before[uid] = self._context.clock() + _AGAIN_S
         try:
             await act()
         except ForbiddenError as error:
@@ -114,7 +113,7 @@ class IdleActions:
         if not await self._is_still(idle):
             return
         # Nobody is in a hurry for an idle GPU: the pod has all the time of its own to end.
-        answer = await evict(self._parts.client, pod, most_grace_s=pod.grace_s, timeout_s=_CALL_S, manifest=_MANIFEST)
+        answer = await evict(self._context.client, pod, most_grace_s=pod.grace_s, timeout_s=_CALL_S, manifest=_MANIFEST)
         self._count(idle, answer.outcome)
         if answer.outcome is EvictionOutcome.EVICTED:
             _log.info("an idle pod is evicted", extra={"pod": _name(pod), "idle_since": idle.since})
@@ -126,11 +125,11 @@ class IdleActions:
 
     async def _scale(self, owner: Owner, pods: Sequence[IdlePod]) -> None:
         try:
-            found = await workload_of(self._parts.client, owner, pods[0].pod.namespace, timeout_s=_CALL_S)
+            found = await workload_of(self._context.client, owner, pods[0].pod.namespace, timeout_s=_CALL_S)
         except NotScalableError as why:
             self._tell_not_scaled(pods[0], str(why))
             return
-        selected = await pods_of(self._parts.client, found)
+        selected = await pods_of(self._context.client, found)
         for each in pods:
             if each.pod.uid not in selected:
                 self._tell_not_scaled(each, f"its labels are not those that {found} selects")
@@ -146,7 +145,7 @@ class IdleActions:
         for each in pods:
             if not await self._is_still(each):
                 return
-        await scale_to_zero(self._parts.client, found, now=rfc3339(self._parts.wall()), timeout_s=_CALL_S)
+        await scale_to_zero(self._context.client, found, now=rfc3339(self._context.wall()), timeout_s=_CALL_S)
         self._count(pods[0], "scaled")
         extra = {"workload": f"{found.namespace}/{workload}", "replicas": workload.replicas}
         _log.info("a workload with idle pods is scaled to zero", extra=extra)
@@ -162,7 +161,7 @@ class IdleActions:
     async def _is_still(self, idle: IdlePod) -> bool:
         """Return whether a pod is idle now, and its owner wants the same; the watch may lag."""
         pod = idle.pod
-        now = await self._parts.binder.read(pod.namespace, pod.name, timeout_s=_CALL_S)
+        now = await self._context.binder.read(pod.namespace, pod.name, timeout_s=_CALL_S)
         same_wish = now.annotations.get(WHEN_IDLE) == pod.annotations.get(WHEN_IDLE)
         return now.uid == pod.uid and idle_since(now) == idle.since and same_wish
 
@@ -172,15 +171,11 @@ class IdleActions:
         if pod.annotations.get(WHEN_IDLE):
             return {}
         known = self._namespaces.get(name)
-        if known is None or self._parts.clock() - known[0] > _REMEMBERED_S:
-            with translated(Call("get", NAMESPACES.plural, name=name)):
-                found = (
-                    read_metadata(await self._parts.client.get(NAMESPACES, name, timeout_s=_CALL_S)).annotations or {}
-                )
-            known = self._namespaces[name] = (
-                self._parts.clock(),
-                {key: found[key] for key in (WHEN_IDLE,) if key in found},
-            )
+        if known is None or self._context.clock() - known[0] > _REMEMBERED_S:
+            answer = await self._context.client.get(NAMESPACES, name, timeout_s=_CALL_S)
+            found = answer.read(read_metadata).annotations or {}
+            kept = {key: found[key] for key in (WHEN_IDLE,) if key in found}
+            known = self._namespaces[name] = self._context.clock(), kept
         return known[1]
 
     def _tell(self, pod: Pod, reason: str, note: str) -> None:
@@ -188,7 +183,7 @@ class IdleActions:
         self._events.post(about, reason=reason, note=note, action="Reclaim", warning=True)
 
     def _count(self, idle: IdlePod, outcome: str) -> None:
-        self._parts.metrics.count(m.IDLE_ACTIONS, idle.action.value, str(outcome))
+        self._context.metrics.count(m.IDLE_ACTIONS, idle.action.value, str(outcome))
 
 
 def _name(pod: Pod) -> str:

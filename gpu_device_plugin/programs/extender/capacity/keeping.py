@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from gpu_device_plugin.aio.waiting import last_of
-from gpu_device_plugin.cluster.client.answers import translated
-from gpu_device_plugin.cluster.client.errors import ApiError, Call, ConflictError, InvalidError, NotFoundError
+from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, read_metadata, version_number
 from gpu_device_plugin.core.capacity.leaving import Leaving, leaving, refuges
 from gpu_device_plugin.core.cluster.fitting import unfit
@@ -24,11 +23,12 @@ from gpu_device_plugin.programs.extender.followed import replaceable
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from gpu_device_plugin.cluster.client.answers import ApiAnswer
     from gpu_device_plugin.core.capacity.movable import Move, Resident, Residents
-    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.programs.extender.capacity.waiters import Parts
-    from gpu_device_plugin.programs.extender.followed import FollowedNode
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
+    from gpu_device_plugin.programs.extender.followed import Followed
 
     Changes = Mapping[str, str | None]
 
@@ -58,10 +58,11 @@ class Keeper:
     A node is marked before anything takes the room that its pods would go to, and let go after all others are marked.
     """
 
-    _parts: Parts
+    _context: ControllerContext
+    _followed: Followed
     latest: Leaving = field(default_factory=Leaving, init=False)
     """The latest decision, without the nodes that had to be marked since: what is in force for all without a mark."""
-    _written: dict[str, FollowedNode] = field(default_factory=dict, init=False)
+    _written: dict[str, NodeRecord] = field(default_factory=dict, init=False)
     """By name, nodes as they were written last, until the watch shows them so."""
     _doubted: dict[str, str] = field(default_factory=dict, init=False)
     """By name of a node, the version on which the removal of its mark got no answer, and may still be made."""
@@ -76,13 +77,13 @@ class Keeper:
 
     async def decide(self) -> Leaving:
         """Return which nodes may go."""
-        nodes = self._open()
-        tied = dict.fromkeys((at for at, _ in self._parts.holds.rooms.values()), _HELD)
+        nodes = self._followed.sharing_open()
+        tied = dict.fromkeys((at for at, _ in self._followed.holds.rooms.values()), _HELD)
         # The watch has not shown these pods yet, so that they are on no node here.
-        tied |= {entry.node: _COMING for entry in self._parts.fleet.entries.values() if not entry.seen}
-        residents = self._parts.residents(nodes)
+        tied |= {entry.node: _COMING for entry in self._context.fleet.entries.values() if not entry.seen}
+        residents = self._followed.residents(nodes)
         on_nodes: dict[str, list[Resident]] = {}
-        pods = [(name, pod) for name in nodes for pod in self._parts.followed.on_node(name)]
+        pods = [(name, pod) for name in nodes for pod in self._followed.on_node(name)]
         for number, (name, pod) in enumerate(pods):
             if not number % _PODS_AT_ONCE:
                 await asyncio.sleep(0)
@@ -97,7 +98,7 @@ class Keeper:
 
         `began` is the state of the fleet for which that was decided, or an earlier one.
         """
-        fleet, followed = self._parts.fleet, self._parts.followed
+        fleet, followed = self._context.fleet, self._followed
         for known in (self._written, self._doubted, self._marked_at):
             for name in known.keys() - followed.nodes.keys():
                 del known[name]
@@ -119,7 +120,8 @@ class Keeper:
 
     async def release(self) -> bool:
         """Remove what was written on nodes; return whether all is removed. Raises ApiError."""
-        self.latest = Leaving(dict.fromkeys(self._parts.followed.marked, ()))
+        marked = (name for name, node in self._followed.nodes.items() if KEPT_NODE in node.annotations)
+        self.latest = Leaving(dict.fromkeys(marked, ()))
         return await self._write_all(self._due(dict.fromkeys(self.latest.may_go, "")))
 
     async def secure(self, name: str, why: str) -> Collection[str]:
@@ -127,7 +129,7 @@ class Keeper:
 
         Return their names. Raises one of the ApiErrors once all have been tried.
         """
-        node = self._parts.fleet.candidates.get(name)
+        node = self._context.fleet.candidates.get(name)
         if node is None or not node.rooms or node.gpus.claims:
             return ()
         names = (name, *self.latest.displaced(node))
@@ -144,11 +146,11 @@ class Keeper:
 
         It has read its nodes at the beginning of a loop; those that it may remove in this one it has tainted before.
         """
-        nodes = self._parts.followed.nodes
+        nodes = self._followed.nodes
         while there := [nodes[name] for name in names if name in nodes]:
             if gone := next((node.name for node in there if node.going), ""):
                 return gone
-            recently = self._parts.clock() - _LOOP_S
+            recently = self._context.clock() - _LOOP_S
             marked = [each for each in there if self._marked_at.get(each.name, recently) > recently]
             if not any(taint.key == _DOOMED for each in marked for taint in each.taints):
                 break
@@ -160,18 +162,18 @@ class Keeper:
         nodes = ((self._as_is(name), why) for name, why in reasons.items())
         return [(node.name, why) for node, why in nodes if node is not None and self._change(node, why)]
 
-    def _change(self, node: FollowedNode, why: str) -> Changes:
+    def _change(self, node: NodeRecord, why: str) -> Changes:
         notes, latest = node.annotations, self.latest
         if why:
             # In doubt it is written again, so that a removal of that state of the node cannot be made any more.
             gone = let_go(notes) if self._doubted.get(node.name) == node.resource_version else ()
             return kept({key: text for key, text in notes.items() if key not in gone}, why)
-        may_go = node.name in latest.may_go or not (node.name in latest.stay or self._parts.fleet.on_node(node.name))
+        may_go = node.name in latest.may_go or not (node.name in latest.stay or self._context.fleet.on_node(node.name))
         return let_go(notes) if may_go else {}
 
-    def _as_is(self, name: str) -> FollowedNode | None:
+    def _as_is(self, name: str) -> NodeRecord | None:
         """Return a node as it was written or seen last, whichever is newer; None: it is gone."""
-        seen, written = self._parts.followed.nodes.get(name), self._written.get(name)
+        seen, written = self._followed.nodes.get(name), self._written.get(name)
         if (
             seen is None
             or written is None
@@ -200,83 +202,73 @@ class Keeper:
                 body = {"metadata": {"resourceVersion": node.resource_version, "annotations": dict(change)}}
                 self._doubted[name] = node.resource_version
                 try:
-                    after = await self._parts.client.patch(NODES, name, body, timeout_s=_CALL_S)
+                    after = await self._context.client.patch(NODES, name, body, timeout_s=_CALL_S)
                 except NotFoundError:
                     return True
                 except (ConflictError, InvalidError):
                     self._doubted.pop(name, None)
                     if last:
                         return False  # the watch will show it as it is now
-                    node = self._noted(node, await self._parts.client.get(NODES, name, timeout_s=_CALL_S))
+                    node = self._noted(node, await self._context.client.get(NODES, name, timeout_s=_CALL_S))
                 else:
                     self._doubted.pop(name, None)
                     self._noted(node, after)
                     break
         self._marked_at.pop(name, None)
         if why:
-            self._marked_at[name] = self._parts.clock()
+            self._marked_at[name] = self._context.clock()
             _log.info("a node is kept from autoscalers", extra={"node": name, "why": why})
         return True
 
-    def _noted(self, node: FollowedNode, raw: bytes) -> FollowedNode:
-        with translated(Call("patch", NODES.plural, name=node.name)):
-            meta = read_metadata(raw)
+    def _noted(self, node: NodeRecord, answer: ApiAnswer) -> NodeRecord:
+        meta = answer.read(read_metadata)
         notes = {key: text for key, text in (meta.annotations or {}).items() if key in {KEPT_NODE, *KEEPS}}
         self._written[node.name] = now = replace(node, annotations=notes, resource_version=meta.resource_version)
         return now
 
-    def _open(self) -> Mapping[str, Candidate]:
-        """Return the nodes that pods with GPUs may come to."""
-        followed = self._parts.followed.nodes
-        return {name: node for name, node in self._parts.sharing().items() if followed[name].open}
-
     def _resident(self, residents: Residents, pod: Pod) -> Resident:
-        return residents.of(pod, self._parts.followed.facts(pod.uid))
+        return residents.of(pod, self._followed.facts(pod.uid))
 
     # --- Nodes that go ------------------------------------------------------------------------------------------------
 
     async def shelter(self, moving: Collection[str] = ()) -> None:
         """Hold places for the pods of nodes that are being drained; `moving` have theirs."""
         self._give_back(moving)
-        if not self._parts.followed.draining:
-            return
-        awaited = self._awaited()
-        for name in tuple(self._parts.followed.draining):
-            node = self._parts.followed.nodes.get(name)
-            if node is None:
-                continue
+        draining = [node for node in self._followed.nodes.values() if node.draining]
+        awaited = self._awaited() if draining else {}
+        for node in draining:
             leavers: list[tuple[Pod, float]] = []
-            for pod in self._parts.followed.on_node(name):
+            for pod in self._followed.on_node(node.name):
                 owner = replaceable(pod)
-                if owner is None or pod.uid in self._parts.holds.rooms:
+                if owner is None or pod.uid in self._followed.holds.rooms:
                     continue
                 if pod.deleting:
                     # Its replacement waits already, or has found a place.
                     if made_s := awaited.get(owner.uid):
                         leavers.append((pod, made_s.pop()))
                 elif node.going:
-                    leavers.append((pod, self._parts.wall()))
+                    leavers.append((pod, self._context.wall()))
             if leavers:
-                await self._hold_for(name, leavers)
+                await self._hold_for(node.name, leavers)
 
     def _awaited(self) -> Mapping[str, list[float]]:
         """Return by controller when the pods were made, the newest last, that wait and have no room held."""
         found: dict[str, list[float]] = {}
-        for pod in self._parts.fleet.pending.values():
+        for pod in self._context.fleet.pending.values():
             if pod.owner is not None:
-                found.setdefault(pod.owner.uid, []).append(epoch_s(pod.created) or self._parts.wall())
+                found.setdefault(pod.owner.uid, []).append(epoch_s(pod.created) or self._context.wall())
         for made_s in found.values():
             made_s.sort()
-        for uid, (_, room) in self._parts.holds.rooms.items():
-            left = self._parts.followed.pods.get(uid)
+        for uid, (_, room) in self._followed.holds.rooms.items():
+            left = self._followed.pods.get(uid)
             if left is None or left.deleting:
                 del found.get(room.owner, [])[:1]
         return found
 
     async def _hold_for(self, name: str, leavers: Sequence[tuple[Pod, float]]) -> None:
-        nodes, may_go = self._open(), self.latest.may_go
+        nodes, may_go = self._followed.sharing_open(), self.latest.may_go
         pods = {pod.uid: (pod, since_s) for pod, since_s in leavers}
-        known = self._parts.residents(nodes)
+        known = self._followed.residents(nodes)
         residents = [self._resident(known, pod) for pod, _ in leavers]
         places: list[Move] = []
         # Those that stay first: a place on a node that may go itself would have to be left again.
@@ -286,12 +278,12 @@ class Keeper:
             places += await last_of(found)
         for place in places:
             pod, since_s = pods[place.pod.pod.uid]
-            there = self._parts.fleet.candidates.get(place.node)
+            there = self._context.fleet.candidates.get(place.node)
             # Meanwhile another pod may have taken the room; then the next look finds other room.
             if pod.owner is None or there is None or unfit(place.pod.ask, there.restricted(place.shares)) is not None:
                 continue
-            room = room_for(pod, pod.owner, tuple(place.shares.items()), self._parts.wall())
-            if self._parts.holds.hold(place.node, replace(room, since_s=since_s)):
+            room = room_for(pod, pod.owner, tuple(place.shares.items()), self._context.wall())
+            if self._followed.holds.hold(place.node, replace(room, since_s=since_s)):
                 _log.info(
                     "a place is held for a pod of a node that goes",
                     extra={"pod": str(place.pod), "from": name, "to": place.node},
@@ -301,9 +293,9 @@ class Keeper:
 
     def _give_back(self, moving: Collection[str]) -> None:
         """Give back the places of pods that stay after all, and those on nodes that no pod may come to any more."""
-        nodes = self._parts.followed.nodes
-        for uid, (name, _) in tuple(self._parts.holds.rooms.items()):
-            pod, to = self._parts.followed.pods.get(uid), nodes.get(name)
+        nodes = self._followed.nodes
+        for uid, (name, _) in tuple(self._followed.holds.rooms.items()):
+            pod, to = self._followed.pods.get(uid), nodes.get(name)
             node = None if pod is None or pod.deleting or uid in moving else nodes.get(pod.node_name)
-            if (to is not None and (to.unschedulable or to.going)) or (node is not None and not node.going):
-                self._parts.holds.let_go(uid)
+            if (to is not None and to.draining) or (node is not None and not node.going):
+                self._followed.holds.let_go(uid)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpu_device_plugin.cluster.client.answers import translated
-from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, InvalidError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import ObjectKind, decoded
+from gpu_device_plugin.cluster.client.errors import ForbiddenError, InvalidError, NotFoundError
+from gpu_device_plugin.cluster.objects.decoding import ObjectKind
 from gpu_device_plugin.core.capacity.node_kinds import NodeKind, kind_of, lasting
 from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.value.marginal_value import shape_of
 from gpu_device_plugin.model.contract.keys import GROUP_LABELS, HOSTNAME, MalformedAnnotationError
 from gpu_device_plugin.model.contract.nodegpus import read_node_gpus, write_node_gpus
 from gpu_device_plugin.model.pods import Taint  # noqa: TC001 - msgspec reads it
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.fleet_judge import Judge
-    from gpu_device_plugin.programs.extender.capacity.waiters import Parts
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
+    from gpu_device_plugin.programs.extender.followed import Followed
 
 _log = logging.getLogger(__name__)
 
@@ -45,16 +46,13 @@ class _ConfigMap(msgspec.Struct):
     data: dict[str, str] | None = None
 
 
-_DECODER = msgspec.json.Decoder(_ConfigMap)
-
-
 @dataclass(eq=False)
 class KnownKinds:
     """Which kinds there are. Where the ConfigMap is missing, those that are gone are forgotten at a restart."""
 
-    _parts: Parts
+    _context: ControllerContext
+    _followed: Followed
     _judge: Judge
-    _: KW_ONLY
     namespace: str
 
     def __post_init__(self) -> None:
@@ -82,16 +80,16 @@ class KnownKinds:
         return [*present, *(kind for kind in gone if kind is not None)]
 
     async def _there(self, labels: frozenset[str]) -> Sequence[NodeKind]:
-        followed = self._parts.followed.nodes
-        state = labels, self._parts.followed.changes, dict(self._judge.node_types())
+        followed = self._followed.nodes
+        state = labels, self._followed.changes, dict(self._judge.node_types())
         if self._found is not None and self._found[0] == state:
             return self._found[1]
         found: dict[object, NodeKind] = {}
-        for number, (node_type, node) in enumerate(self._judge.by_type()):
+        for number, node in enumerate(tuple(self._context.fleet.candidates.values())):
             if not number % _NODES_AT_ONCE:
                 await asyncio.sleep(0)
-            itself = followed.get(node.name)
-            if itself is None or node.gpus.claims or len(found) >= _MOST_KINDS:
+            itself, node_type = followed.get(node.name), shape_of(node)
+            if itself is None or not node_type.sizes or node.gpus.claims or len(found) >= _MOST_KINDS:
                 continue
             told = tuple([itself.labels.get(key) for key in labels])
             key = node_type, told, lasting(itself.taints), itself.others
@@ -117,15 +115,14 @@ class KnownKinds:
         if self._written:
             body = {"data": changes}
             with self._told():
-                await self._parts.client.patch(_CONFIG_MAPS, _NAME, body, namespace=self.namespace, timeout_s=_CALL_S)
+                await self._context.client.patch(_CONFIG_MAPS, _NAME, body, namespace=self.namespace, timeout_s=_CALL_S)
         self._kept = {key: text for key, text in (self._kept | new).items() if key not in full}
 
     async def _read(self) -> dict[str, str]:
-        self._written, raw = True, b"{}"
+        self._written, data = True, {}
         with self._told():
-            raw = await self._parts.client.get(_CONFIG_MAPS, _NAME, namespace=self.namespace, timeout_s=_CALL_S)
-        with translated(Call("get", _CONFIG_MAPS.plural, namespace=self.namespace, name=_NAME)):
-            data = decoded(_DECODER, raw, "ConfigMap").data or {}
+            raw = await self._context.client.get(_CONFIG_MAPS, _NAME, namespace=self.namespace, timeout_s=_CALL_S)
+            data = raw.decoded(_ConfigMap, "a ConfigMap").data or {}
         return {key: text for key, text in list(data.items())[:_MOST_KINDS] if len(text) <= _MOST_BYTES}
 
     @contextmanager
@@ -175,4 +172,4 @@ def read_kind(text: str) -> NodeKind | None:
         node = candidate("", read_node_gpus(kept.gpus), (), kept.allocatable)
     except (msgspec.DecodeError, RecursionError, MalformedAnnotationError):
         return None
-    return NodeKind(node, kept.labels, kept.taints, frozenset(kept.others))
+    return NodeKind(node=node, labels=kept.labels, taints=kept.taints, others=frozenset(kept.others))

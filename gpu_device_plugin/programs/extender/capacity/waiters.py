@@ -1,64 +1,27 @@
-"""What all care for the capacity works with; and the pods that wait, for which no node has room."""
+"""The pods that wait, and for which no node has room."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.capacity.movable import Residents, other_resources
+from gpu_device_plugin.core.capacity.movable import other_resources
 from gpu_device_plugin.core.capacity.node_kinds import Needs
 from gpu_device_plugin.core.cluster.pod_demand import Impossible, ask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.cluster.writers.binder import Binder
-    from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.fleet import Fleet
     from gpu_device_plugin.fleet_judge import Judge
-    from gpu_device_plugin.metrics import Metrics
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.programs.extender.controller_context import ControllerContext
     from gpu_device_plugin.programs.extender.followed import Followed
-    from gpu_device_plugin.programs.extender.holds import Holds
 
 
 _NEW_S = 60.0
 """How long after a node was made kube-scheduler may not have tried a pod on it: it retries one within 10 s."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The parts of an extender that all care for the capacity needs."""
-
-    fleet: Fleet
-    followed: Followed
-    holds: Holds
-    client: Client
-    resources: Sequence[Resource]
-    metrics: Metrics
-    binder: Binder
-    clock: Callable[[], float] = time.monotonic
-    """Returns monotonic seconds."""
-    wall: Callable[[], float] = time.time
-    """Returns seconds since the epoch."""
-
-    def sharing(self) -> dict[str, Candidate]:
-        """Return the nodes whose GPUs pods share by limits, as they are now: those that pods may be moved between."""
-        return {
-            name: node
-            for name, node in self.fleet.candidates.items()
-            if node.rooms and not node.gpus.claims and name in self.followed.nodes
-        }
-
-    def residents(self, nodes: Iterable[str]) -> Residents:
-        """Return what makes residents of pods, of which those that may be moved may go to these nodes."""
-        # The eviction itself asks PodDisruptionBudgets.
-        return Residents([self.followed.nodes[name] for name in nodes], self.resources, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,26 +40,25 @@ class Waiter:
 class Waiters:
     """The waiting pods, whichever part of a scheduler refused them."""
 
-    _parts: Parts
+    _context: ControllerContext
+    _followed: Followed
     _judge: Judge
     _refused: Callable[[str], bool]
     """Returns whether none of the nodes that kube-scheduler has named for a pod had room, by its UID."""
-    _node_start_s: Callable[[], float]
-    """Returns how long a new node takes until pods can be placed on it, seconds."""
 
     def new_since(self) -> float:
         """Return after when a node was made that is new, seconds since the epoch."""
-        return self._parts.wall() - min(_NEW_S, self._node_start_s())
+        return self._context.wall() - min(_NEW_S, self._context.settings().node_start_s)
 
-    def unschedulable(self, for_s: float) -> Sequence[Waiter]:
-        """Return the pods that have been unschedulable for so many seconds; none whose demand no node can ever meet."""
-        followed, before = self._parts.followed, self._parts.wall() - for_s
-        ours = frozenset(resource.name for resource in self._parts.resources)
+    def unschedulable(self) -> Sequence[Waiter]:
+        """Return the pods that have been unschedulable for `settled_s`; none whose demand no node can ever meet."""
+        followed, before = self._followed, self._context.wall() - self._context.timings.settled_s
+        ours = frozenset(resource.name for resource in self._context.resources)
         found = []
-        for uid, pod in self._parts.fleet.pending.items():
-            if followed.unschedulable.get(uid, before + 1) > before or uid in self._parts.fleet.entries:
+        for uid, pod in self._context.fleet.pending.items():
+            if followed.unschedulable.get(uid, before + 1) > before or uid in self._context.fleet.entries:
                 continue  # it was refused not long ago, or has its place and is being bound
-            asked = ask(pod, self._parts.resources)
+            asked = ask(pod, self._context.resources)
             if not isinstance(asked, Impossible) and asked.parts:
                 terms = followed.facts(uid).terms
                 found.append(Waiter(pod, Needs(asked, terms, pod.amounts, other_resources(pod, ours))))
@@ -107,9 +69,9 @@ class Waiters:
 
         New nodes (`new_since`) are left out: they take some of equal pods. They count where affinity to pods decides.
         """
-        followed = self._parts.followed
-        residents = self._parts.residents([name for name, node in followed.nodes.items() if node.open and node.offers])
-        fleet = self._parts.fleet
+        followed = self._followed
+        residents = followed.residents([name for name, node in followed.nodes.items() if node.open and node.offers])
+        fleet = self._context.fleet
         # Pods that have vanished make room in less time than a node takes.
         soon = {
             name: node.occupied(
@@ -119,11 +81,11 @@ class Waiters:
         }
         new = {node.name for node in followed.young(self.new_since())}
         known: dict[tuple[Needs, bool], bool] = {}
-        rooms = Counter(room.owner for _, room in self._parts.holds.rooms.values())
+        rooms = Counter(room.owner for _, room in self._followed.holds.rooms.values())
         found = []
         for each in waiting:
             owner = "" if each.pod.owner is None else each.pod.owner.uid
-            if rooms[owner] > 0 and self._parts.holds.for_pod(each.pod, each.needs.ask, followed.nodes) is not None:
+            if rooms[owner] > 0 and self._followed.holds.for_pod(each.pod, each.needs.ask, followed.nodes) is not None:
                 rooms[owner] -= 1
                 continue
             # Affinity to pods is for kube-scheduler to judge: if it found no room, only nodes it has not tried count.
@@ -142,7 +104,7 @@ class Waiters:
 
     def _has_room(self, needs: Needs, allowed: frozenset[str]) -> bool:
         """Return whether one of the nodes that a pod may go to has room for it."""
-        nodes, followed = self._parts.fleet.candidates, self._parts.followed.nodes
+        nodes, followed = self._context.fleet.candidates, self._followed.nodes
         names = [name for name in allowed if name in nodes and needs.others <= followed[name].others]
         verdicts = self._judge.verdicts(needs.ask, names)
         return any(

@@ -9,16 +9,23 @@ import pytest
 
 from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS
-from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen, PartSeen, PodSeen, SliceSeen
+from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen, PartSeen, PodSeen
 from gpu_device_plugin.features.claims.contract import DeviceRequest
+from gpu_device_plugin.features.claims.rules.pool import Present
 from tests.claim_values import claim, part, serving, whole, with_instances
 from tests.findings import told
 from tests.names import COUNT, MEM
 
 CLASSES = {"gpushare": "", "gpushare-whole": COUNT}
 WITH_MIG = CLASSES | {"gpushare-mig": ""}
-SHARED = SliceSeen(pool="n1", generation=3, of=2, devices=4, shared=True)
-MONITORS = SliceSeen(pool="n1", generation=3, of=2, devices=4)
+
+
+def slice_with(*devices: dict[str, Any], generation: int = 0, count: int = 1) -> Present:
+    return Present("s", "1", generation, count, {"devices": [*devices]}, pool="n1")
+
+
+SHARED = slice_with({"allowMultipleAllocations": True}, {}, generation=3, count=2)
+MONITORS = slice_with({}, {}, generation=3, count=2)
 SLICES = (MONITORS, SHARED)
 SWITCHED_ON = {"gpushare": "true"}
 SERVE = {"gpu-device-plugin/serve": "dra"}
@@ -82,18 +89,18 @@ def test_what_cannot_be_read_is_named(what: str) -> None:
         ((SHARED,), "error slices-incomplete slices=1 of=2 generation=3"),
         ((*SLICES, replace(SHARED, generation=4)), "error slices-incomplete slices=1 of=2 generation=4"),
         ((*SLICES, SHARED), "error slices-incomplete slices=3 of=2 generation=3"),
-        ((MONITORS, replace(SHARED, shared=False)), "warning devices-not-shared"),
+        ((MONITORS, replace(SHARED, content=MONITORS.content)), "warning devices-not-shared"),
         ((*SLICES, replace(SHARED, generation=2)), "ok claims"),
-        ((SliceSeen(pool="n1"),), "ok claims"),
+        ((slice_with(),), "ok claims"),
     ],
 )
-def test_slices_that_are_missing_or_incomplete(slices: tuple[SliceSeen, ...], expected: str) -> None:
+def test_slices_that_are_missing_or_incomplete(slices: tuple[Present, ...], expected: str) -> None:
     assert of(show="slices of generation", slices=slices) == [expected]
 
 
 @pytest.mark.parametrize(("version", "shown"), [("v1.34.1", "v1.34.1"), (NEVER, ""), ("", "")])
 def test_the_version_of_an_api_server_that_drops_fields_is_named(version: str | Unknown, shown: str) -> None:
-    cut = (SliceSeen(pool="n1", devices=2),)
+    cut = (slice_with({}, {}),)
     assert of(show="version", slices=cut, version=version) == [f"warning devices-not-shared version={shown}"]
 
 
@@ -112,7 +119,7 @@ MIG = with_instances(serving(8, 8), "1g.10gb")
         (
             {
                 "nodes": (node(gpus=replace(MIG, gpus=())),),
-                "slices": (SliceSeen(pool="n1", devices=2),),
+                "slices": (slice_with({}, {}),),
                 "device_classes": WITH_MIG,
             },
             "ok claims",

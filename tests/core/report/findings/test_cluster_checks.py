@@ -231,7 +231,11 @@ WRONG = node("node-b", capacity={MEM: 30, COUNT: 1})
         case(
             "other plugins",
             f"error other-plugin nodes=node-a, node-b {DEVICE_PLUGIN}",
-            nodes=(node("node-a", others=OTHERS), node("node-b", others=OTHERS), node("c", switch=None, others=OTHERS)),
+            nodes=(
+                node("node-a", other_plugins=OTHERS),
+                node("node-b", other_plugins=OTHERS),
+                node("c", switch=None, other_plugins=OTHERS),
+            ),
         ),
         case("variables", "warning variable-set-by-pod", meddling=("default/greedy",)),
         case(

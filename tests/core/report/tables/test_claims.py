@@ -12,6 +12,7 @@ from gpu_device_plugin.model.contract.nodegpus import AWAY
 from tests.claim_values import claim, part, serving, serving_view, whole
 from tests.reports import part as used
 from tests.reports import report
+from tests.views import changed
 
 GIB = 1024
 TWO = serving(8, 8)
@@ -25,7 +26,7 @@ def test_that_a_node_serves_claims_is_a_word_and_no_fault() -> None:
 
 
 def test_a_node_that_serves_claims_and_is_ill_says_both() -> None:
-    cordoned = folded([replace(serving_view("n1", TWO), unschedulable=True)], 80)[1]
+    cordoned = folded([changed(serving_view("n1", TWO), unschedulable=True)], 80)[1]
     assert (cordoned.text.rstrip().endswith("cordoned, claims"), cordoned.tone) == (True, Tone.WARNING)
     away = replace(TWO, problem=AWAY, away=True)
     row = folded([serving_view("n1", away)], 100)[1]

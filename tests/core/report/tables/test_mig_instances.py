@@ -24,7 +24,7 @@ from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from tests.reports import part, report
-from tests.views import WHOLE, mig_view, pod_on, with_instances
+from tests.views import WHOLE, changed, mig_view, pod_on, with_instances
 
 ONE, TWO = with_instances("one", 2), with_instances("two", asks=1, deleting=True)
 MIXED = mig_view("a", pod_on("web", {0: 4, 1: 3}), ONE, TWO, gpus=1, shared=2, whole=3, ill={4: "XID 94"})
@@ -108,7 +108,7 @@ def test_narrow_terminals_have_a_row_for_the_instances_of_a_resource() -> None:
         "MIG instances free 2 of 5"
     )
     assert "2/3 whole" in "".join(line.text for line in folded_details([MIXED], 110))
-    cordoned = folded([replace(mig_view("b", whole=2), unschedulable=True)], 110)
+    cordoned = folded([changed(mig_view("b", whole=2), unschedulable=True)], 110)
     assert cordoned[1].text.endswith("cordoned")
 
 

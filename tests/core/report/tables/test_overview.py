@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_device_plugin.core.cluster.node_report import NodeView
 from gpu_device_plugin.core.report.tables.overview import details, summary, wide
 from gpu_device_plugin.core.report.text.columns import aligned
 from gpu_device_plugin.core.report.text.printing import short_uuid
-from tests.views import node_view, pod_on
+from tests.views import changed, node_view, pod_on
 
 # --- Columns ----------------------------------------------------------------------------------------------------------
 
@@ -45,7 +44,7 @@ def test_a_node_without_shares_has_no_row() -> None:
 
 
 def test_a_node_without_an_address_says_so() -> None:
-    view = NodeView(node_view("a", (4,)).candidate)
+    view = changed(node_view("a", (4,)), address="")
     assert summary([view])[1].split() == ["a", "unknown", "0/4", "0/4"]
     assert "IPADDRESS:  unknown" in details([view])
 

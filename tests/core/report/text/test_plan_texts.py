@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_device_plugin.core.capacity.movable import Fits, Move, Stays
-from gpu_device_plugin.core.capacity.plans import Plan, plan, plan_each
+from gpu_device_plugin.core.capacity.plans import Plan, plan_each
 from gpu_device_plugin.core.report.text.plan_texts import (
     gpu_lines,
     move_lines,
@@ -18,6 +18,7 @@ from gpu_device_plugin.core.report.text.plan_texts import (
 )
 from tests.core.capacity.clusters import node, resident
 from tests.core.capacity.test_movable import FIVE, FOUR, WHOLE, on, waiting
+from tests.searches import plan
 
 GOAL = "make room for ns/w"
 STAYING = resident("p", [FOUR], node("n", [8]))

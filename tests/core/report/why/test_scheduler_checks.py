@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +15,7 @@ from gpu_device_plugin.model.resources import Kind
 from tests.findings import facts
 from tests.names import COUNT, MEM
 from tests.resources import RESOURCES
-from tests.views import mig_view, node_view, pod_on
+from tests.views import changed, mig_view, node_view, pod_on
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import NodeView
@@ -30,7 +29,7 @@ DEDICATED = Taint("dedicated", "ml")
 
 
 def told(node: NodeView, around: Around | None = None, terms: Terms = NO_TERMS, ask: Ask = FOUR) -> list[str]:
-    findings = (*exclusions(replace(node, **(around or {})), terms), *besides(node, ask, RESOURCES))
+    findings = (*exclusions(changed(node, **(around or {})), terms), *besides(node, ask, RESOURCES))
     return facts(findings, "taint label condition terms taken offered resource")
 
 
@@ -208,7 +207,7 @@ def test_what_says_nothing_allows_no_node() -> None:
 
 def test_the_sentences_say_what_the_pod_requires_of_the_node() -> None:
     labels = Terms(selector={"gpu": "yes"}, affinity=(Alternative((Requirement("none", "Exists"),)),))
-    assert list(map(str, exclusions(replace(node_view("n", (8,)), taints=(DEDICATED,)), labels))) == [
+    assert list(map(str, exclusions(changed(node_view("n", (8,)), taints=(DEDICATED,)), labels))) == [
         "the pod does not tolerate its taint dedicated=ml:NoSchedule",
         "the pod requires the node label gpu=yes",
         "the pod's node affinity requires none Exists",

@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.claims.contract import device_name
-from gpu_device_plugin.features.claims.rules.devices import SliceInputs
+from gpu_device_plugin.features.claims.rules.devices import SliceInputs, devices, plain_devices
 from gpu_device_plugin.features.claims.rules.pool import (
     NOTHING,
     Content,
     Present,
     contents,
     dropped,
-    plain_contents,
     slice_name,
     writes,
 )
@@ -37,21 +36,22 @@ def stored(number: int, content: Content, generation: int = 1, count: int = 1) -
 
 
 def test_eight_gpus_fit_into_one_slice() -> None:
-    (only,) = contents(node(*[16] * 8), SliceInputs(()))
+    (only,) = contents(devices(node(*[16] * 8), SliceInputs(())))
     assert len(only["devices"]) == 16
 
 
 def test_more_devices_than_a_slice_holds_are_cut() -> None:
-    assert [len(each["devices"]) for each in contents(node(*[1] * 40), SliceInputs(()))] == [64, 16]
-    assert [len(each["devices"]) for each in contents(mig_node(*[[10] * 7] * 8), SliceInputs(()))] == [64, 48]
+    assert [len(each["devices"]) for each in contents(devices(node(*[1] * 40), SliceInputs(())))] == [64, 16]
+    assert [len(each["devices"]) for each in contents(devices(mig_node(*[[10] * 7] * 8), SliceInputs(())))] == [64, 48]
 
 
 def test_a_node_without_gpus_has_an_empty_slice() -> None:
-    assert contents(node(), SliceInputs(())) == plain_contents(node(), SliceInputs(())) == ({"devices": []},)
+    nothing = SliceInputs(())
+    assert contents(devices(node(), nothing)) == contents(plain_devices(node(), nothing)) == ({"devices": []},)
 
 
 def test_an_older_api_server_gets_whole_devices() -> None:
-    (only,) = plain_contents(node(8, 8), SliceInputs(()))
+    (only,) = contents(plain_devices(node(8, 8), SliceInputs(())))
     assert not any("allowMultipleAllocations" in device for device in only["devices"])
 
 
@@ -185,7 +185,7 @@ def test_what_is_held_stays_the_same_device_however_it_is_offered(
     here = mig_node(8, [10, 20, 10], mode=mode, used=parts, whole=whole)
     gpu = uuid(0)
     here = here.with_ledger(here.ledger.seen([f"{gpu}::0"] if holds == "parts" else [gpu]))
-    offered = [each for content in contents(here, SliceInputs((), kinds=kinds)) for each in content["devices"]]
+    offered = [each for content in contents(devices(here, SliceInputs((), kinds=kinds))) for each in content["devices"]]
     for held in [gpu, *(mig_uuid(*place) for place in places)]:
         ways = [each["name"] for each in offered if each["attributes"]["uuid"]["string"] == held and "capacity" in each]
         assert ways in ([], [device_name(held)])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.claims.contract import monitor_name
-from gpu_device_plugin.features.claims.rules.devices import SliceInputs
+from gpu_device_plugin.features.claims.rules.devices import SliceInputs, devices
 from gpu_device_plugin.features.claims.rules.pool import contents
 from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim
 from gpu_device_plugin.features.claims.rules.preparing import Preparation, prepare, two_claims
@@ -322,7 +322,7 @@ def allocatable(here: Node, held: dict[str, tuple[Preparation, str, int]], gib: 
     counted = {name.removesuffix("-whole"): name for name in taken}
     return [
         each
-        for content in contents(here, SliceInputs(()))
+        for content in contents(devices(here, SliceInputs(())))
         for each in content.get("devices", ())
         if each["attributes"]["type"]["string"] != "monitor"
         and "taints" not in each

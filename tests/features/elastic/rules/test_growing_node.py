@@ -103,7 +103,7 @@ class GrowingNode(OneNode):
         pods = [] if away else [self.described(pod) for pod in self.kubelet.pods.values() if not pod.ended]
         wishes = {pod.kubelet_uid: PodGuarantees.of(pod) for pod in pods}
         found = [each for some in elastics(self.entries, wishes, self.agent.node).values() for each in some]
-        decided = resize(self.agent.node, found, ({}, 0), {"default": Allowance("default", bound)}).reservations
+        decided = resize(self.agent.node, found, ({}, 0), {"default": Allowance("default", bound)})[0]
         before = self.agent.node.ledger.reservations
         for step in STEPS[: STEPS.index(until) + 1]:
             if step == "shrunk":

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.elastic.rules.reclaiming import (
-    ReclaimPolicy,
     ReclaimRequest,
     ReclaimState,
     allowed_now,
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 
 GPU = "GPU-0"
 SIZE = 16384
-POLICY = ReclaimPolicy(grace_s=30)
-EVICT = replace(POLICY, evicts=True)
+GRACE_S = 30
 
 
 def holding(uid: str, mib: int = 4096, limit: int | None = None, priority: int = 0, **of_pod: str) -> ContainerGpus:
@@ -52,8 +50,8 @@ def step(
     at: float,
     held: Sequence[ContainerGpus],
     used: Mapping[str, int | None],
-    policy: ReclaimPolicy = POLICY,
     *,
+    evicts: bool = False,
     starting: Sequence[str] = (),
     gpu_mib: int | None = -1,
 ) -> ReclaimState:
@@ -62,7 +60,8 @@ def step(
     gpu = sum(mib or 0 for mib in used.values()) if gpu_mib == -1 else gpu_mib
     reading = UseReading(at, read, {GPU: gpu})
     waits = [AttributedUse(uid, "main", GPU, 4096, 0) for uid in starting]
-    return before.after(reading, uses_now(reading, held, waits), {GPU: SIZE}, policy, [use.place for use in waits])
+    uses, starters = uses_now(reading, held, waits), [use.place for use in waits]
+    return before.after(reading, uses, {GPU: SIZE}, starters, grace_s=GRACE_S, evicts=evicts)
 
 
 def asked(found: ReclaimState) -> dict[str, int]:
@@ -124,18 +123,20 @@ def test_more_than_borrowers_have_is_not_missing() -> None:
 
 def test_unknown_use_is_never_asked_and_a_borrower_whose_use_becomes_unknown_is_not_evicted() -> None:
     assert step(ReclaimState(), 1, [A, NEW], {"a": None}, gpu_mib=SIZE).requests == {}
-    first = step(ReclaimState(), 1, [A, NEW, B], {"a": 10000, "b": 4096}, EVICT)
-    unknown = step(first, 40, [A, NEW, B], {"a": None, "b": 4096}, EVICT, gpu_mib=14096)
+    first = step(ReclaimState(), 1, [A, NEW, B], {"a": 10000, "b": 4096}, evicts=True)
+    unknown = step(first, 40, [A, NEW, B], {"a": None, "b": 4096}, evicts=True, gpu_mib=14096)
     assert unknown.requests[place("a")] == replace(first.requests[place("a")])
     assert unknown.candidates() == ()
-    assert [each.pod for each in step(unknown, 41, [A, NEW, B], {"a": 10000, "b": 0}, EVICT).candidates()] == [A.pod]
+    assert [each.pod for each in step(unknown, 41, [A, NEW, B], {"a": 10000, "b": 0}, evicts=True).candidates()] == [
+        A.pod
+    ]
 
 
 def test_a_gpu_that_is_not_read_for_the_grace_is_forgotten() -> None:
-    first = step(ReclaimState(), 1, [A, NEW], {"a": 13000}, EVICT)
-    unread = step(first, 31, [A, NEW], {}, EVICT, gpu_mib=None)
+    first = step(ReclaimState(), 1, [A, NEW], {"a": 13000}, evicts=True)
+    unread = step(first, 31, [A, NEW], {}, evicts=True, gpu_mib=None)
     assert (unread.requests, unread.missing, unread.candidates()) == (first.requests, {}, ())
-    assert step(unread, 32, [A, NEW], {}, EVICT, gpu_mib=None).requests == {}
+    assert step(unread, 32, [A, NEW], {}, evicts=True, gpu_mib=None).requests == {}
 
 
 def test_a_reading_that_is_not_newer_is_ignored() -> None:
@@ -149,28 +150,28 @@ def test_who_ends_is_asked_no_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("borrower", "policy", "until"),
+    ("borrower", "evicts", "until"),
     [
-        (A, POLICY, None),
-        (A, EVICT, 31),
-        (replace(A, pod=None), EVICT, None),
-        (holding("a", limit=12288, namespace="kube-system"), EVICT, None),
+        (A, False, None),
+        (A, True, 31),
+        (replace(A, pod=None), True, None),
+        (holding("a", limit=12288, namespace="kube-system"), True, None),
     ],
 )
 def test_its_time_ends_after_the_grace_where_it_may_be_evicted(
-    borrower: ContainerGpus, policy: ReclaimPolicy, until: float | None
+    borrower: ContainerGpus, until: float | None, *, evicts: bool
 ) -> None:
-    first = step(ReclaimState(), 1, [borrower, NEW], {"a": 13000}, policy)
+    first = step(ReclaimState(), 1, [borrower, NEW], {"a": 13000}, evicts=evicts)
     assert first.requests[place("a")].until == until
     assert first.candidates() == ()
-    late = step(first, 31, [borrower, NEW], {"a": 13000}, policy)
+    late = step(first, 31, [borrower, NEW], {"a": 13000}, evicts=evicts)
     assert [(each.pod.name, each.weight) for each in late.candidates()] == ([("a", 8904)] if until else [])
 
 
 def test_who_was_told_the_limit_of_another_container_is_asked_and_never_evicted() -> None:
     lent = replace(holding("a"), started_mib=12288)
     for held, evicted in ((lent, True), (replace(lent, misdirected=True), False)):
-        short = step(ReclaimState(), 1, [held, NEW, B], {"a": 12288, "b": 0}, EVICT)
+        short = step(ReclaimState(), 1, [held, NEW, B], {"a": 12288, "b": 0}, evicts=True)
         assert asked(short) == {"a": 4096}
         assert (short.requests[place("a")].until is not None) is evicted
 
@@ -179,20 +180,20 @@ def test_who_takes_again_what_it_has_returned_has_only_what_is_left_of_its_grace
     found, at, short_s = ReclaimState(), 0.0, 0.0
     while not found.candidates():
         borrows = at % 10 < 9  # for one reading in ten it does not, and then it does again
-        found = step(found, at, [A, NEW], {"a": 13000 if borrows else 4096}, EVICT)
+        found = step(found, at, [A, NEW], {"a": 13000 if borrows else 4096}, evicts=True)
         at += 1
         short_s += bool(found.missing)
-        assert short_s <= EVICT.grace_s + 2
-    assert step(found, at + 1, [A, NEW], {"a": 4096}, EVICT).candidates() == ()
+        assert short_s <= GRACE_S + 2
+    assert step(found, at + 1, [A, NEW], {"a": 4096}, evicts=True).candidates() == ()
 
 
 def test_the_grace_of_a_pod_comes_back_ten_times_more_slowly_than_it_goes() -> None:
-    first = step(ReclaimState(), 0, [A, NEW], {"a": 13000}, EVICT)
-    returned = step(first, 20, [A, NEW], {"a": 4096}, EVICT)
-    assert step(returned, 30, [A, NEW], {"a": 13000}, EVICT).requests[place("a")].until == 30 + 30 - 19
-    rested = step(returned, 219, [A, NEW], {"a": 4096}, EVICT)
+    first = step(ReclaimState(), 0, [A, NEW], {"a": 13000}, evicts=True)
+    returned = step(first, 20, [A, NEW], {"a": 4096}, evicts=True)
+    assert step(returned, 30, [A, NEW], {"a": 13000}, evicts=True).requests[place("a")].until == 30 + 30 - 19
+    rested = step(returned, 219, [A, NEW], {"a": 4096}, evicts=True)
     assert rested.spent_s == {("a", GPU): pytest.approx(0.1)}
-    assert step(rested, 221, [A, NEW], {"a": 13000}, EVICT).requests[place("a")].until == 251
+    assert step(rested, 221, [A, NEW], {"a": 13000}, evicts=True).requests[place("a")].until == 251
     # Who is never evicted owes no more than a grace later.
     reported = step(step(ReclaimState(), 0, [A, NEW], {"a": 13000}), 500, [A, NEW], {"a": 4096})
     assert reported.spent_s == {("a", GPU): 30}
@@ -206,7 +207,7 @@ def test_the_containers_of_a_pod_have_one_grace() -> None:
     def read(before: ReclaimState, at: float, main: int, other: int) -> ReclaimState:
         uses = tuple(replace(use, used_mib=mib) for use, mib in zip(reading, (main, other), strict=True))
         now = UseReading(at, uses, {GPU: main + other})
-        return before.after(now, uses_now(now, held), {GPU: SIZE}, EVICT)
+        return before.after(now, uses_now(now, held), {GPU: SIZE}, grace_s=GRACE_S, evicts=True)
 
     moved = read(read(ReclaimState(), 0, 13000, 0), 20, 0, 13000)
     assert moved.requests["a", "other", GPU].until == 30
@@ -215,12 +216,12 @@ def test_the_containers_of_a_pod_have_one_grace() -> None:
 def test_who_withdraws_its_limit_has_to_return_what_it_was_lent() -> None:
     """With the limit that it started with it borrowed; without one it would only be reported."""
     withdrawn = holding("a")
-    assert asked(step(ReclaimState(), 1, [withdrawn, NEW], {"a": 13000}, EVICT)) == {}
-    assert asked(step(ReclaimState(), 1, [replace(withdrawn, started_mib=12288), NEW], {"a": 13000}, EVICT)) == {
+    assert asked(step(ReclaimState(), 1, [withdrawn, NEW], {"a": 13000}, evicts=True)) == {}
+    assert asked(step(ReclaimState(), 1, [replace(withdrawn, started_mib=12288), NEW], {"a": 13000}, evicts=True)) == {
         "a": 712
     }
-    first = step(ReclaimState(), 1, [A, NEW], {"a": 13000}, EVICT)
-    late = step(first, 31, [withdrawn, NEW], {"a": 13000}, EVICT)
+    first = step(ReclaimState(), 1, [A, NEW], {"a": 13000}, evicts=True)
+    late = step(first, 31, [withdrawn, NEW], {"a": 13000}, evicts=True)
     assert [each.pod for each in late.candidates()] == [A.pod]
     assert step(first, 31, [withdrawn, NEW], {"a": 13000}).missing == {}
 
@@ -292,10 +293,10 @@ def test_with_evictions_no_guarantee_suffers_longer_than_the_grace_and_a_reading
     helpful = data.draw(st.sets(st.sampled_from([each.pod_uid for each in held])))
     found, at, evicted = ReclaimState(), 0.0, 0
     while True:
-        found = step(found, at, held, amounts, EVICT)
+        found = step(found, at, held, amounts, evicts=True)
         if not found.missing:
             break
-        assert at <= EVICT.grace_s + every_s * (1 + evicted)
+        assert at <= GRACE_S + every_s * (1 + evicted)
         for uid, _, _ in list(found.requests):
             if uid in helpful and data.draw(st.booleans()):
                 amounts[uid] -= found.requests[place(uid)].mib

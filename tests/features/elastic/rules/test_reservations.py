@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from gpu_device_plugin.features.elastic.contract import Allowance, Answer, PodGuarantees, write_answer
 from gpu_device_plugin.features.elastic.rules.reservations import (
     UNDECIDED,
-    Resize,
     answer,
     elastics,
     fitting,
@@ -32,7 +31,8 @@ from tests.nodes import ids, inventory, node, uuid
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpu_device_plugin.features.elastic.rules.reservations import Elastic
+    from gpu_device_plugin.features.elastic.rules.reservations import Elastic, Growth
+    from gpu_device_plugin.node.rules.ledger import Reservations
     from gpu_device_plugin.node.rules.node import Node
 
 NOTHING: tuple[Mapping[int, int], int] = ({}, 0)
@@ -75,8 +75,8 @@ def grown(there: Node, shares: int, numbers: Iterable[int], uid: str = "a", cont
     return there.with_ledger(there.ledger.with_reservations(new))
 
 
-def amounts(decided: Resize) -> dict[str, int]:
-    return {"/".join(key): reservation.shares for key, reservation in decided.reservations.items()}
+def amounts(decided: tuple[Reservations, Growth]) -> dict[str, int]:
+    return {"/".join(key): reservation.shares for key, reservation in decided[0].items()}
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_a_container_grows_as_far_as_there_is_room_and_shrinks_at_once() -> None
     decided = resize(there, found(there, allocations, pod(wish="9"), pod("b", wish="8")), NOTHING, FREELY)
     assert amounts(decided) == {"a/main": 5}
     why = "GPU 0 has 1 GiB left that is promised to nobody, and 2 GiB more are asked for"
-    assert decided.refused == {("b", "main"): why}
-    there = there.with_ledger(there.ledger.with_reservations(decided.reservations))
+    assert decided[1].refused == {("b", "main"): why}
+    there = there.with_ledger(there.ledger.with_reservations(decided[0]))
     assert there.use(there.shares.gpus[0]).taken == 15
     decided = resize(there, found(there, allocations, pod(wish="7"), pod("b", wish="8")), NOTHING, FREELY)
-    assert (amounts(decided), decided.refused) == ({"a/main": 3, "b/main": 2}, {})
-    there = there.with_ledger(there.ledger.with_reservations(decided.reservations))
+    assert (amounts(decided), decided[1].refused) == ({"a/main": 3, "b/main": 2}, {})
+    there = there.with_ledger(there.ledger.with_reservations(decided[0]))
     assert amounts(resize(there, found(there, allocations, pod(), pod("b", wish="1")), NOTHING, FREELY)) == {}
 
 
@@ -147,7 +147,7 @@ def test_shares_that_waiting_pods_will_get_are_not_free() -> None:
     only = found(there, [hold(range(4))], pod(wish="10"))
     assert amounts(resize(there, only, ({0: 6, 1: 9}, 0), FREELY)) == {"a/main": 6}
     assert amounts(resize(there, only, ({0: 7}, 0), FREELY)) == {}
-    assert resize(there, only, ({0: 6}, 1), FREELY).refused == {
+    assert resize(there, only, ({0: 6}, 1), FREELY)[1].refused == {
         ("a", "main"): "GPU 0 has 5 GiB left that is promised to nobody, and 6 GiB more are asked for"
     }
 
@@ -157,7 +157,7 @@ def test_gpus_that_give_nothing_let_nobody_grow() -> None:
     allocations = [hold(range(4))]
 
     def why(now: Node, web: Pod) -> str:
-        (sentence,) = resize(now, found(now, allocations, web), NOTHING, FREELY).refused.values()
+        (sentence,) = resize(now, found(now, allocations, web), NOTHING, FREELY)[1].refused.values()
         return sentence
 
     assert why(there, replace(pod(wish="6"), deleting=True)) == "its pod is being deleted"
@@ -181,20 +181,12 @@ def test_the_allowance_of_its_namespace_has_to_be_known_and_large_enough() -> No
     there = grown(node(32, used={0: range(8)}), 3, range(4))
     allocations = [hold(range(4)), hold(range(4, 8), "b"), hold(range(4), "b", "side", 1)]
     both = found(there, allocations, pod(wish="7"), pod("b", wish="6"))
-    assert resize(there, both, NOTHING, {}).unknown == {"default"}
+    assert resize(there, both, NOTHING, {})[1].unknown == {"default"}
     assert amounts(resize(there, both, NOTHING, {"default": Allowance("default", 5)})) == {"a/main": 3, "b/main": 2}
-    refused = resize(there, both, NOTHING, {"default": Allowance("default", 4)})
-    assert refused == Resize(
-        there.ledger.reservations,
-        {
-            (
-                "b",
-                "main",
-            ): f"the pods of namespace default may have 4 units beyond their requests (label {RESIZE_BOUND}), and "
-            "have 3"
-        },
-    )
-    assert resize(there, both, NOTHING, {"default": "it is away"}).refused == {("b", "main"): "it is away"}
+    same, refused = resize(there, both, NOTHING, {"default": Allowance("default", 4)})
+    why = f"the pods of namespace default may have 4 units beyond their requests (label {RESIZE_BOUND}), and have 3"
+    assert (same, refused.refused, refused.unknown) == (there.ledger.reservations, {("b", "main"): why}, frozenset())
+    assert resize(there, both, NOTHING, {"default": "it is away"})[1].refused == {("b", "main"): "it is away"}
 
 
 def test_the_bound_is_a_label_of_the_namespace() -> None:
@@ -323,20 +315,20 @@ def test_the_guarantees_never_exceed_the_gpu_nor_what_is_wanted(data: st.DataObj
     some = found(there, allocations, *pods)
     decided = resize(there, some, ({0: reserved}, 0), {"default": Allowance("default", bound)})
     before = fitting(there)
-    after = there.with_ledger(there.ledger.with_reservations(decided.reservations))
+    after = there.with_ledger(there.ledger.with_reservations(decided[0]))
     assert after.use(after.shares.gpus[0]).taken <= total
-    assert set(decided.reservations) <= set(before) | {each.key for each in some}
+    assert set(decided[0]) <= set(before) | {each.key for each in some}
     for each in some:
-        was, now = (kept[each.key].shares if each.key in kept else 0 for kept in (before, decided.reservations))
-        assert now == each.size.beyond or (now == was < each.size.beyond and each.key in decided.refused)
+        was, now = (kept[each.key].shares if each.key in kept else 0 for kept in (before, decided[0]))
+        assert now == each.size.beyond or (now == was < each.size.beyond and each.key in decided[1].refused)
     known = {each.key for each in some}
-    assert all(decided.reservations[key] == reservation for key, reservation in before.items() if key not in known)
-    extra = sum(reservation.shares for key, reservation in decided.reservations.items() if key in known)
+    assert all(decided[0][key] == reservation for key, reservation in before.items() if key not in known)
+    extra = sum(reservation.shares for key, reservation in decided[0].items() if key in known)
     assert extra <= max(bound, sum(before[key].shares for key in known if key in before))
     if any(
         key in known and reservation.shares > before.get(key, replace(reservation, shares=0)).shares
-        for key, reservation in decided.reservations.items()
+        for key, reservation in decided[0].items()
     ):
         assert after.use(after.shares.gpus[0]).taken + reserved <= total
     again = resize(after, some, ({0: reserved}, 0), {"default": Allowance("default", bound)})
-    assert again.reservations == decided.reservations
+    assert again[0] == decided[0]

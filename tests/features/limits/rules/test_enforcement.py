@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.features.limits.rules.enforcement import (
-    Abilities,
+    Lacks,
     WantedEnforcement,
     enforcements,
+    lacks,
     wanted_enforcement,
 )
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
@@ -36,27 +37,27 @@ FAILED = "the MPS daemon of the GPU is in the state failed (it has ended)"
 FAULT = "the MPS daemon of the GPU is in the state fault"
 DRIVER, MPS, CUSTOM, ADVISORY = Enforcement.DRIVER, Enforcement.MPS, Enforcement.CUSTOM, Enforcement.ADVISORY
 
-TWO = Abilities(cgroup=2)
+TWO = lacks(2)
 
 
-def beside(daemons: Mapping[str, MpsGpu] | str, cgroup: int | None = None) -> Abilities:
-    return Abilities(cgroup, lacks={MPS: partial(lack, daemons)})
+def beside(daemons: Mapping[str, MpsGpu] | str, cgroup: int | None = None) -> Lacks:
+    return {**lacks(cgroup), MPS: partial(lack, daemons)}
 
 
 ACKS_COMPUTE = {"compute": True, "required": False}
 
 
-def daemon(status: MpsStatus, why: str = "", uuid: str = "GPU-b") -> Abilities:
+def daemon(status: MpsStatus, why: str = "", uuid: str = "GPU-b") -> Lacks:
     return beside({uuid: MpsGpu(status, why)}, 2)
 
 
 @pytest.mark.parametrize(
-    ("wants", "gpu", "abilities", "enforcement", "lack"),
+    ("wants", "gpu", "means", "enforcement", "lack"),
     [
         # auto: the driver's limits where the driver answers for them, the node has cgroup v2, and there is no MIG
         ("auto", GPU, TWO, DRIVER, ""),
-        ("auto", GPU, Abilities(cgroup=1), ADVISORY, V1),
-        ("auto", GPU, Abilities(), ADVISORY, UNKNOWN),
+        ("auto", GPU, lacks(1), ADVISORY, V1),
+        ("auto", GPU, lacks(), ADVISORY, UNKNOWN),
         ("auto", OLD, TWO, ADVISORY, NONE),
         ("auto", MIG, TWO, ADVISORY, IN_MIG),
         (
@@ -68,9 +69,9 @@ def daemon(status: MpsStatus, why: str = "", uuid: str = "GPU-b") -> Abilities:
         ),
         # auto never joins failure domains, and trusts no library
         ("auto", OLD, daemon(MpsStatus.READY), ADVISORY, NONE),
-        ("auto", OLD, Abilities(cgroup=2, extra_grant=True), ADVISORY, NONE),
+        ("auto", OLD, lacks(2, extra_grant=True), ADVISORY, NONE),
         ("driver", GPU, TWO, DRIVER, ""),
-        ("driver", GPU, Abilities(cgroup=1), None, V1),
+        ("driver", GPU, lacks(1), None, V1),
         ("driver", OLD, TWO, None, NONE),
         ("mps", OLD, daemon(MpsStatus.READY), MPS, ""),
         ("mps", GPU, daemon(MpsStatus.READY, uuid="GPU-a"), MPS, ""),
@@ -85,8 +86,8 @@ def daemon(status: MpsStatus, why: str = "", uuid: str = "GPU-b") -> Abilities:
         ("mps", OLD, beside("it has not written for 60 s"), None, "it has not written for 60 s"),
         ("mps", MIG, beside({}), None, IN_MIG),
         ("mps", INSTANCE, beside({}), None, "MPS is not run on MIG instances"),
-        ("custom", INSTANCE, Abilities(extra_grant=True), CUSTOM, ""),
-        ("custom", OLD, Abilities(extra_grant=True), CUSTOM, ""),
+        ("custom", INSTANCE, lacks(extra_grant=True), CUSTOM, ""),
+        ("custom", OLD, lacks(extra_grant=True), CUSTOM, ""),
         ("custom", GPU, TWO, None, NO_FILE),
         ("advisory", GPU, TWO, ADVISORY, ""),
         ("cgpu", GPU, daemon(MpsStatus.READY, uuid="GPU-a"), DRIVER, ""),
@@ -96,11 +97,11 @@ def daemon(status: MpsStatus, why: str = "", uuid: str = "GPU-b") -> Abilities:
 )
 @pytest.mark.parametrize("refuse", [False, True])
 def test_the_enforcement_of_a_gpu(
-    wants: str, gpu: Gpu, abilities: Abilities, enforcement: Enforcement | None, lack: str, *, refuse: bool
+    wants: str, gpu: Gpu, means: Lacks, enforcement: Enforcement | None, lack: str, *, refuse: bool
 ) -> None:
     by_label = wants == "cgpu"
     want = wanted_enforcement("auto" if by_label else wants, {"ack.node.gpu.schedule": "cgpu"} if by_label else {})
-    made, missing = enforcements({3: gpu}, abilities, want, refuse=refuse)
+    made, missing = enforcements({3: gpu}, means, want, refuse=refuse)
     (found,) = made.values()
     assert found.enforcement is (enforcement or ADVISORY)
     assert lack in found.why

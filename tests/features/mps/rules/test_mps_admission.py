@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
@@ -178,7 +179,7 @@ def on(
 
 def test_a_container_waits_for_the_limit_of_a_daemon_that_has_smaller_clients() -> None:
     """The daemon's limit binds all its clients, the largest too."""
-    lets = replace(READY, limit_mib=2048)
+    lets = msgspec.structs.replace(READY, limit_mib=2048)
     assert choose([replace(on(lets, CLIENTS), part_mib=2048)], refuse=True) is Enforcement.MPS
     larger = [replace(on(lets, CLIENTS), part_mib=2049)]
     assert waits(larger)

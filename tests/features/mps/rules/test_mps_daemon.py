@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
-from gpu_device_plugin.features.mps.rules.daemon_files import is_uuid
+from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus, is_uuid
 from gpu_device_plugin.features.mps.rules.mps_daemon import (
     DEFAULT,
     EXCLUSIVE,

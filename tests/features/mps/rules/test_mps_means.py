@@ -6,11 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement, derive_means
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
-from gpu_device_plugin.features.mps.node import Mps
 from gpu_device_plugin.features.mps.rules.mps_admission import NOT_THERE, wanted_on
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitMeans
@@ -18,8 +16,10 @@ from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.shares import Shares
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.node import Block
-from gpu_device_plugin.node.rules.node_config import NodeChoices, NodeConfig, NodeFacts, derive
+from gpu_device_plugin.node.rules.node_config import NodeConfig, NodeFacts, derive
+from gpu_device_plugin.settings.node import NodeSettings
 from tests import mig
+from tests.node.contexts import mps
 from tests.nodes import inventory, node
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Desk:
     """A node with two GPUs of 8 GiB, and the supervisor as it was last read."""
 
     def __init__(self) -> None:
-        self.mps = Mps(Path("/run/x"), NodeState(node(8, 8)), Observable(()), lambda *_: None)
+        self.mps = mps(Path("/run/x"), state=NodeState(node(8, 8)))
         self.plan = LimitPlan()
 
     def config(
@@ -60,7 +60,7 @@ class Desk:
 
         facts = NodeFacts(inventory=inventory(8, 8) if there is None else there, started=True, watched=True)
         start = NodeConfig(shares=Shares(1024)) if before is None else before
-        return derive(NodeChoices(mig=mig_mode), facts, start, labels=labels, means=means)
+        return derive(NodeSettings(mig=mig_mode), facts, start, labels=labels, means=means)
 
 
 def test_daemons_of_mps_labels_and_settings_reach_the_means() -> None:

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
-from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
+from gpu_device_plugin.features.mps.contract import MPS_FILES, STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.supervisor.nvidia import MpsProcesses
 from gpu_device_plugin.features.mps.supervisor.places import Places
 from tests.features.mps.supervisor.mps_double import MpsPrograms

@@ -6,8 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.mps.contract import STATE_FILE, WANTED_FILE, MpsStatus
-from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
+from gpu_device_plugin.features.mps.contract import MPS_FILES, STATE_FILE, WANTED_FILE, MpsStatus
 from gpu_device_plugin.features.mps.supervisor.gpu import MpsTimings
 from gpu_device_plugin.features.mps.supervisor.mps_program import Supervisor
 from gpu_device_plugin.features.mps.supervisor.nvidia import Nvidia

@@ -15,7 +15,7 @@ from tests.programs.extender.harness import ALLOCATION, NODE_GPUS, QUICK, RIGHTS
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
-    from gpu_device_plugin.programs.extender.extender_program import ExtenderTimings
+    from gpu_device_plugin.programs.extender.controller_context import ExtenderTimings
     from tests.programs.extender.harness import ExtenderWorld
 
 Json = dict[str, Any]

@@ -26,7 +26,7 @@ from tests.programs.extender.capacity.capacity_world import (
     some_rounds,
     stand_ins,
 )
-from tests.programs.extender.harness import QUICK, RIGHTS
+from tests.programs.extender.harness import RIGHTS
 
 if TYPE_CHECKING:
     from tests.programs.extender.harness import ExtenderWorld
@@ -133,7 +133,7 @@ async def test_each_node_names_the_pods_that_it_is_for_and_namespaces_take_turns
             w.api.add(builders.pod(f"z{n}", builders.container(mem=5), namespace="z"))
         await w.schedule()
         capacity = w.only.extender.capacity
-        await w.until(lambda: len(capacity.grower._waiters.unschedulable(QUICK.settled_s)) == 10)
+        await w.until(lambda: len(capacity.grower._waiters.unschedulable()) == 10)
         named = [each.pods for each in await capacity.grower.wanted()]
         assert [len(pods) for pods in named] == [2] * 5
         assert sorted(pod for pods in named for pod in pods) == [*(f"default/p{n}" for n in range(8)), "z/z0", "z/z1"]

@@ -598,7 +598,7 @@ async def test_namespaces_take_turns_in_rebalancing() -> None:
             pod(w, f"p{n}", 5, rs="big", created=f"2026-01-01T00:00:0{n}Z")
         w.api.add(builders.pod("z", builders.container(mem=5), namespace="z"))
         await w.schedule()
-        await w.until(lambda: len(rebalancer._waiters.unschedulable(rebalancer.settled_s)) == 4)
+        await w.until(lambda: len(rebalancer._waiters.unschedulable()) == 4)
         rebalancer._plan_at = 0.0
         await w.until(lambda: len(looked) >= 3)
         assert looked[1] == "z"

@@ -12,12 +12,12 @@ import pytest
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ForbiddenError, UnavailableError
-from gpu_device_plugin.cluster.objects.decoding import NodeRecord
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.contract.moves import HeldRoom, write_held
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.model.contract.keys import ALLOCATION, HELD_ROOM
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Owner, Pod
 from gpu_device_plugin.model.resources import Kind
@@ -25,6 +25,7 @@ from gpu_device_plugin.programs.extender.holds import Holds
 from gpu_device_plugin.testing.builders import node as node_of
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer
+from tests.programs.extender.contexts import context
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ async def here() -> AsyncIterator[Here]:
             api.add(node_of(name))
             fleet.put_node(name, GPUS)
         async with Client(ClusterConfig(api.url), timing=Timing(connect_s=20, request_s=20)) as client:
-            holds = Holds(fleet, client, clock=lambda: found.now, wall=lambda: found.now)
+            holds = Holds(context(fleet, client=client, clock=lambda: found.now, wall=lambda: found.now))
             found = Here(api, fleet, holds)
             yield found
 
@@ -341,7 +342,7 @@ async def test_the_rooms_are_looked_through_as_often_however_many_nodes_have_som
                 h.fleet.put_node(f"n{n}", GPUS)
                 h.holds.hold(f"n{n}", room(f"p{n}"))
             rooms = Rooms(h.holds.rooms)
-            h.holds._rooms = rooms  # type: ignore[assignment]
+            h.holds.rooms = rooms  # type: ignore[assignment]
             h.holds.release()
             looks.append(rooms.looks)
     assert looks[0] == looks[1]

@@ -5,29 +5,30 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from gpu_device_plugin.cluster.client.answers import ApiAnswer
 from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, UnavailableError
-from gpu_device_plugin.cluster.objects.decoding import NodeRecord
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.contract.moves import HeldRoom, read_held
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.model.contract.keys import HELD_ROOM
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Owner, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.programs.extender.holds import Holds
+from tests.programs.extender.contexts import context
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
-    from gpu_device_plugin.cluster.client.api_client import Client
 
 SIZE = 8
 GPUS = NodeGpus((ListedGpu(0, SIZE), ListedGpu(1, SIZE)), share_mib=1024)
@@ -49,16 +50,17 @@ class ApiDouble:
     versions: count[int] = field(default_factory=lambda: count(2))
     to_show: list[deque[tuple[str, int, str]]] = field(default_factory=lambda: [deque() for _ in range(EXTENDERS)])
 
-    async def patch(self, _kind: object, name: str, body: Mapping[str, Any], *, timeout_s: float) -> bytes:
+    async def patch(self, _kind: object, name: str, change: Mapping[str, Any], *, timeout_s: float) -> ApiAnswer:
         assert timeout_s > 0
         trouble, self.trouble = self.trouble, ""
         if trouble in {"refused", "unreachable"}:
             raise self._error(ForbiddenError if trouble == "refused" else UnavailableError)
-        self.write(name, body["metadata"]["annotations"][HELD_ROOM] or "")
+        self.write(name, change["metadata"]["annotations"][HELD_ROOM] or "")
         if trouble == "lost":
             raise self._error(UnavailableError)
         version, _ = self.now[name]
-        return b'{"metadata": {"name": "%s", "resourceVersion": "%d"}}' % (name.encode(), version)
+        body = b'{"metadata": {"name": "%s", "resourceVersion": "%d"}}' % (name.encode(), version)
+        return ApiAnswer.to(Call("patch", "nodes", name=name), body)
 
     def write(self, name: str, text: str) -> None:
         if self.now[name][1] != text:
@@ -93,7 +95,7 @@ class Extenders(RuleBasedStateMachine):
         self.active = 0
         self.fleets = [Fleet(RESOURCES, vanished_grace_s=30) for _ in range(EXTENDERS)]
         self.all = [
-            Holds(fleet, cast("Client", self.api), clock=lambda: self.time_s, wall=lambda: self.time_s)
+            Holds(context(fleet, client=self.api, clock=lambda: self.time_s, wall=lambda: self.time_s))
             for fleet in self.fleets
         ]
         for fleet in self.fleets:

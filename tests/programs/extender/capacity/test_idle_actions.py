@@ -16,7 +16,6 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.writers.binder import Binder
 from gpu_device_plugin.features.use.contract import NodeUse, write_node_use
-from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.model.contract.keys import (
     IDLE_SINCE,
     NODE_USE,
@@ -27,16 +26,13 @@ from gpu_device_plugin.model.contract.keys import (
 )
 from gpu_device_plugin.model.times import epoch_s, rfc3339
 from gpu_device_plugin.programs.extender.capacity.idle_actions import IdleActions
-from gpu_device_plugin.programs.extender.capacity.waiters import Parts
 from gpu_device_plugin.programs.extender.followed import Followed
-from gpu_device_plugin.programs.extender.holds import Holds
-from gpu_device_plugin.programs.extender.resizes import Resizes
 from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.owned import owned, workload
 from tests.cluster_double.troubles import Answer
+from tests.programs.extender.contexts import BINPACK, context
 from tests.programs.extender.harness import LEASE_RIGHTS, RIGHTS, world
-from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
@@ -89,6 +85,9 @@ class Counted(m.Metrics):
         self.counted += [labels] * times if what is m.IDLE_ACTIONS else []
 
 
+SETTINGS = replace(BINPACK, idle_warning_s=WARNING_S)
+
+
 @dataclass
 class Scene:
     """A cluster with idle pods on node n, and the part of the extender under test."""
@@ -104,23 +103,17 @@ class Scene:
         self.idle = self.another()
 
     def another(self) -> IdleActions:
-        fleet = Fleet(RESOURCES, vanished_grace_s=0)
-        holds = Holds(fleet, self.client, clock=lambda: self.seconds, wall=lambda: NOW)
-        resizes = Resizes(fleet, RESOURCES, clock=lambda: self.seconds)
-        self.followed = Followed(fleet, RESOURCES, holds, resizes, clock=lambda: self.seconds, every_pod=False)
-        self.followed.use_read_at = self.read_at
-        parts = Parts(
-            fleet,
-            self.followed,
-            holds,
-            self.client,
-            RESOURCES,
-            self.metrics,
-            Binder(self.client, READER),
+        parts = context(
+            client=self.client,
+            binder=Binder(self.client, READER),
+            metrics=self.metrics,
+            settings=lambda: SETTINGS,
             clock=lambda: self.seconds,
             wall=lambda: NOW,
         )
-        return IdleActions(parts, cast("EventWriter", self.events), warning_s=lambda: WARNING_S, look_s=0.0)
+        self.followed = Followed(parts)
+        self.followed.use_read_at = self.read_at
+        return IdleActions(parts, self.followed, cast("EventWriter", self.events), look_s=0.0)
 
     def pod(
         self,
@@ -524,14 +517,14 @@ async def test_a_workload_that_changes_meanwhile_is_looked_at_anew() -> None:
     """A person scales it between the reading and the patch: the patch names the version that was read."""
     async with scene() as its:
         its.pod("web-0", "scale-to-zero", its.deployment(1))
-        binder = its.idle._parts.binder
+        binder = its.idle._context.binder
 
         class Meddling:
             async def read(self, namespace: str, name: str, *, timeout_s: float) -> Pod:
                 its.api.patch("deployments", "web", {"spec": {"replicas": 3}})
                 return await binder.read(namespace, name, timeout_s=timeout_s)
 
-        its.idle._parts = replace(its.idle._parts, binder=cast("Binder", Meddling()))
+        its.idle._context = replace(its.idle._context, binder=cast("Binder", Meddling()))
         await its.warned_and_due()
         assert its.replicas() == (3, None)
         await its.look(60)

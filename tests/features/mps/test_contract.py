@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
-from gpu_device_plugin.features.mps.rules.daemon_files import MPS_FILES
+from gpu_device_plugin.features.mps.contract import MPS_FILES, MpsGpu, MpsStatus
 from gpu_device_plugin.model.contract.helperfiles import HelperFileError
 from gpu_device_plugin.model.gpus import MOST_GPUS
 

@@ -1,4 +1,4 @@
-"""What the terminal and the page read through the API server: the answers of agents, Events, the extender's policy."""
+"""Ask the agents of nodes through the API server, as the terminal and the page do."""
 
 from __future__ import annotations
 
@@ -8,36 +8,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError, UnavailableError
-from gpu_device_plugin.cluster.objects.decoding import PODS, ObjectKind, UnreadableObjectError
+from gpu_device_plugin.cluster.client.errors import NotFoundError, UnavailableError
+from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE, AgentPod, Agents, agents
-from gpu_device_plugin.core.report.why.slowness import everyone, gpus_of
-from gpu_device_plugin.features.history.contract import (
-    LARGEST_HISTORY,
-    NodeHistory,
-    gpu_path,
-    namespace_path,
-)
-from gpu_device_plugin.view.objects import AGENT_LABELS, ConfigMap, agent_pods, decoded, escaped
-from gpu_device_plugin.view.why_pod import CONFIGURATION, assumed, policy_in, why, with_slowness
+from gpu_device_plugin.features.history.contract import LARGEST_HISTORY
+from gpu_device_plugin.view.objects import AGENT_LABELS, agent_pods
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
-
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.report.why.explanations import NodeAnswer
-    from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
-    from gpu_device_plugin.core.report.why.slowness import MaySee
-    from gpu_device_plugin.features.claims.contract import Claim
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.view.why_pod import Policy
 
 T = TypeVar("T")
 
-_EVENTS, _CONFIGMAPS = ObjectKind("events"), ObjectKind("configmaps")
-_MOST_EVENTS = 200
 _MOST_PODS = 20_000
 _AGAIN_S = 10.0
 """How soon the list of agents is asked for again that could not be read."""
@@ -126,58 +107,3 @@ async def understood(body: bytes, node: str, kind: type[T], by: str = "command")
         raise AgentUnreadableError(
             f"what the agent of node {node} remembers cannot be understood; upgrade the older of agent and {by}"
         ) from error
-
-
-async def histories_of(pod: Pod, read: Callable[[str], Awaitable[NodeHistory]]) -> list[NodeHistory]:
-    """Return the history of each GPU that a pod is or was on, with all containers on it, as its node's agent has it."""
-    positions = gpus_of(await read(namespace_path(pod.namespace)), pod.namespace, pod.name)
-    return [await read(gpu_path(position)) for position in positions]
-
-
-async def events_of(client: Client, namespace: str, uid: str) -> Sequence[msgspec.Raw]:
-    """Return the Events about a pod. Raises ApiError."""
-    fields = f"involvedObject.uid={escaped(uid)}"
-    async for page in client.pages(_EVENTS, namespace=namespace, fields=fields, limit=_MOST_EVENTS):
-        return page.items or ()
-    return ()
-
-
-async def policy_of(client: Client) -> Policy:
-    """Return the extender's policy by its ConfigMap; the built-in one if that cannot be read."""
-    found: list[ConfigMap] = []
-    try:
-        async for page in client.pages(_CONFIGMAPS, fields=f"metadata.name={CONFIGURATION}"):
-            found += [decoded(raw, ConfigMap) for raw in page.items or ()]
-    except (ApiError, UnreadableObjectError) as error:
-        return assumed(f"the ConfigMap {CONFIGURATION} cannot be read ({error})")
-    return policy_in(found)
-
-
-async def explained(
-    client: Client,
-    pod: Pod,
-    status: SchedulingStatus,
-    resources: Sequence[Resource],
-    nodes: Callable[[], Sequence[NodeView] | None],
-    *,
-    most: int,
-    claims: Iterable[Claim] | None,
-    histories: Iterable[NodeHistory] | None,
-    may_see: MaySee = everyone,
-) -> tuple[list[str], Sequence[NodeAnswer]]:
-    """Return why a pod waits, runs where it does or is slow, in sentences, and the answer of each node; see `why`.
-
-    This is done beside the event loop: thousands of nodes take tens of milliseconds.
-    """
-    loop = asyncio.get_running_loop()
-
-    def told() -> tuple[list[str], Sequence[NodeAnswer]]:
-        def policy() -> Policy:
-            return asyncio.run_coroutine_threadsafe(policy_of(client), loop).result()
-
-        said = why(pod, status, resources, nodes(), most=most, policy=policy, claims=claims)
-        said = with_slowness(said, pod, histories, may_see)
-        waits = [f"{pod.namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
-        return [*waits, *map(str, said.facts)], said.answers
-
-    return await asyncio.to_thread(told)

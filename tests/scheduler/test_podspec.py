@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.cluster.objects.other_pods import fits_by_requests_alone
+from gpu_device_plugin.scheduler.wire import fits_by_requests_alone
 
 USUAL: dict[str, Any] = {
     "containers": [{"name": "main", "ports": [{"containerPort": 8080}], "resources": {"requests": {"cpu": "1"}}}],

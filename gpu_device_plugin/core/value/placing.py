@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import random
-import time
 from abc import ABC, abstractmethod
 from array import array
-from collections import Counter, defaultdict
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpu_device_plugin.core.cluster.candidate import Candidate, summary
@@ -16,21 +13,16 @@ from gpu_device_plugin.core.cluster.packing import Effort
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.scoring import Scorer
 from gpu_device_plugin.core.value.marginal_value import NEVER, Appraisal, Appraiser, Left
-from gpu_device_plugin.core.value.price_learning import learn
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.placing import Demand, Room
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.programs.simulate.model import SimulationOutcome, capacity_of, demand_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from gpu_device_plugin.core.value.node_types import NodeType
     from gpu_device_plugin.core.value.price_learning import Tables
-    from gpu_device_plugin.core.value.workload_mix import PodKind
-    from gpu_device_plugin.programs.simulate.model import Start, Workload
+    from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
 
-POLICIES = ("fit", "binpack", "spread")
 _MOST_STEPS = 1_000_000
 """Of the core for the score of one node: none runs out of them."""
 
@@ -139,17 +131,22 @@ def asked(kind: PodKind) -> Ask:
     return Ask((Part(demand),), kind.wishes)
 
 
-def policy_of(name: str, nodes: Sequence[Start], workload: Workload) -> Policy[Any]:
-    """Return one of `POLICIES`; `fit` knows which pods will come."""
-    return ByValue(learn(workload.mix(), gpu_nodes(nodes))) if name == "fit" else ByFullness(name)
-
-
-def gpu_nodes(nodes: Iterable[Start]) -> Mapping[NodeType, int]:
-    """Return how many nodes with GPUs there are of each type."""
-    return Counter(node.shape for node in nodes if node.shape.sizes)
-
-
 # --- Nodes, and the pods that come to them ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A node before the first pod comes."""
+
+    name: str
+    shape: NodeType
+    left: Left
+    """The room beside the pods that run there and stay."""
+
+    @classmethod
+    def empty(cls, name: str, shape: NodeType) -> Start:
+        """Return a node on which nothing runs."""
+        return cls(name, shape, Left(shape.sizes, shape.cpu_milli, shape.memory_mib))
 
 
 class Placer:
@@ -172,13 +169,8 @@ class Placer:
         """Of each kind, how many changes these include."""
         self._changes: list[int] = []
         """Rows, in the order of their changes."""
-        self.follow(policy)
-
-    def follow(self, policy: Policy[Any]) -> None:
-        """Score by another policy, or by newer tables, from now on."""
         self._policy = policy
         self._seen = [policy.look(shape, left) for shape, left in zip(self.shapes, self.lefts, strict=True)]
-        self._scores.clear()
 
     def come(self, kind: int) -> None:
         """Place a pod that may leave."""
@@ -226,48 +218,3 @@ class Placer:
             scores[row] = self._policy.score(pod, self._seen[row])
         self._marks[kind] = len(self._changes)
         return scores
-
-
-def run(
-    policy: str,
-    nodes: Sequence[Start],
-    workload: Workload,
-    pods: Sequence[int],
-    seed: int,
-    *,
-    stays: Sequence[int] = (),
-    placing: Callable[[Sequence[Start]], Placer] | None = None,
-    progress: Callable[[int], None] = lambda _done: None,
-) -> SimulationOutcome:
-    """Let pods come, and return which of them found room; a pod that finds none does not come again.
-
-    `policy` is a name in `POLICIES`, unless `placing` is given, which makes the placer for nodes. `pods` are places in
-    `Workload.kinds`. `seed` is that of the order of nodes: of equal ones the first is chosen. `stays` says how long
-    each pod stays, counted in arrivals: with 1 it has left when the next one comes. Without it nobody leaves.
-    `progress` is called now and then with how many pods have come.
-    """
-    ordered = random.Random(seed).sample(nodes, len(nodes))  # noqa: S311 - the same order every time
-    began = time.process_time()
-    placer = placing(ordered) if placing else Placer(ordered, workload.kinds, policy_of(policy, ordered, workload))
-    leaving: dict[int, list[int]] = defaultdict(list)
-    for n, stay in enumerate(stays):
-        leaving[n + stay].append(n)
-    for n, kind in enumerate(pods):
-        if not n % 500:
-            progress(n)
-        for gone in leaving.get(n, ()):
-            placer.leave(gone)
-        placer.come(kind)
-    progress(len(pods))
-    places = [place for _, place in placer.came]
-    demand = demand_of(workload, nodes)
-    return SimulationOutcome(
-        policy,
-        pods,
-        [place is not None for place in places],
-        [demand[kind] for kind in pods],
-        capacity_of(nodes),
-        time.process_time() - began,
-        tuple([replace(node, left=left) for node, left in zip(ordered, placer.lefts, strict=True)]),
-        places,
-    )

@@ -1,0 +1,31 @@
+"""What the searches that take many steps find, all steps taken at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.capacity.plans import NO_BUDGETS, Plan, planning
+from gpu_device_plugin.core.cluster.packing import finished
+from gpu_device_plugin.core.value.fair_learning import Study, studying
+from gpu_device_plugin.core.value.price_learning import Tables, learning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gpu_device_plugin.core.capacity.movable import Goal, Site
+    from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind, WorkloadMix
+
+
+def learn(mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]) -> Tables:
+    """Return the tables for a mix of pods on these nodes."""
+    return finished(learning(mix, nodes))
+
+
+def studied(mix: WorkloadMix, nodes: Mapping[NodeType, int]) -> Study:
+    """Return the study of a mix on these nodes."""
+    return finished(studying(mix, nodes))
+
+
+def plan(sites: Iterable[Site], goal: Goal, budgets: Mapping[str, int] = NO_BUDGETS) -> Plan:
+    """Return few moves that reach a goal."""
+    return finished(planning(sites, goal, budgets))
