@@ -18,7 +18,7 @@ from gpu_device_plugin.cluster.objects.decoding import PODS, PodReader
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store as ObjectStore
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
+from tests.builders import GPU_MEM, container, node, pod
 from tests.cluster.busy_cluster import BusyCluster
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.store import Store

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
-    from gpu_device_plugin.testing.builders import Json
     from gpu_device_plugin.testing.cluster.cluster_store import Key
+    from tests.builders import Json
 
 _OWN_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 

@@ -12,8 +12,8 @@ from gpu_device_plugin.testing.cluster import cluster_store
 from gpu_device_plugin.testing.cluster.cluster_kinds import EVENTS, PODS, Served, invalid
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.testing.builders import Json
     from gpu_device_plugin.testing.cluster.cluster_store import Key
+    from tests.builders import Json
 
 
 class Store(cluster_store.Store):

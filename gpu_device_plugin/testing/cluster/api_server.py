@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-    from gpu_device_plugin.testing.builders import Json
+    from gpu_device_plugin.testing.cluster.cluster_kinds import Json
     from gpu_device_plugin.testing.cluster.cluster_store import Key
 
 # --- The HTTP conventions of Kubernetes -------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from gpu_device_plugin.cluster.client.errors import Call
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gpu_device_plugin.testing.builders import Json
-
     Object = Mapping[str, Any]
     Test = Callable[[Object], bool]
+
+Json = dict[str, Any]
 
 
 _SET = re.compile(r"(?P<key>[^\s!=,()]+)\s+(?P<word>in|notin)\s*\((?P<values>[^()]*)\)")

@@ -23,7 +23,7 @@ from gpu_device_plugin.testing.cluster.cluster_kinds import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gpu_device_plugin.testing.builders import Json
+    from gpu_device_plugin.testing.cluster.cluster_kinds import Json
     from gpu_device_plugin.testing.cluster.cluster_store import State, Store
 
 _LONGEST_WATCH_S = 1800.0

@@ -21,7 +21,7 @@ from gpu_device_plugin.testing.cluster.cluster_kinds import KINDS, PODS, Served,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.testing.builders import Json
+    from gpu_device_plugin.testing.cluster.cluster_kinds import Json
 
 _CHANGEABLE = ("labels", "annotations", "finalizers")
 """The metadata fields that clients may change."""
