@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.cluster_double.api_server import ApiServer
 
 WAITING_SHARES = 8

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from bench.cluster import uid
 from gpu_device_plugin.features.claims.contract import DRIVER
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.cluster_double.api_server import ApiServer
 from tests.scheduler_double.dra_scheduler import Allocator, exactly
 

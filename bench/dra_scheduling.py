@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
 
     from gpu_device_plugin.features.claims.contract import Claim
-    from gpu_device_plugin.testing.builders import Json
+    from tests.builders import Json
 
 GPUS, GPU_GIB = 8, 16
 KINDS = (1, 2, 4, 8, 16, "whole", "count")

@@ -27,7 +27,7 @@ from gpu_device_plugin.features.elastic.contract import MEMORY_FILE
 from gpu_device_plugin.features.elastic.memory_files import slot
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.model.contract.keys import ASSIGNED, MEMORY_LIMIT
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.cluster_double.api_server import ApiServer
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from gpu_device_plugin.model.contract.keys import (
     NODE_GPUS,
     RESIZE_BOUND,
 )
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.cluster_double.api_server import ApiServer
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from gpu_device_plugin.testing.builders import Json
+    from tests.builders import Json
 
 T = TypeVar("T")
 Wait: TypeAlias = "Callable[[Callable[[Mapping[str, str]], bool]], asyncio.Future[float]]"

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from bench.scheduler import Outcome
-    from gpu_device_plugin.testing.builders import Json
+    from tests.builders import Json
 
 BAR_MS, REBUILD_BAR_MS = 5.0, 8_000.0
 HOSTILE_BAR_MS = 50.0

@@ -34,7 +34,7 @@ from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.testing.builders import Json
+    from tests.builders import Json
 
 MEMORY, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 

@@ -25,7 +25,7 @@ from gpu_device_plugin.aio.waiting import wait_within
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.testing.builders import Json
+    from tests.builders import Json
 
 _MANIFEST = Path(__file__).parents[1] / "deploy" / "scheduler.yaml"
 STALLED_S = 60.0

@@ -41,7 +41,7 @@ from gpu_device_plugin.programs.simulate.model import Workload, capacity_of, dem
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.testing.builders import Json
+    from tests.builders import Json
 
 _MEM, _COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 _BEST = 10

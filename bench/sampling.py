@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import aiohttp
 
-    from gpu_device_plugin.testing.builders import Json
+    from tests.builders import Json
 
 BOUND_BAR_S = 30.0
 """For a pod that a node has room for, in a cluster that is nearly full."""

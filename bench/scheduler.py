@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import aiohttp
 
-    from gpu_device_plugin.testing.builders import Json
+    from tests.builders import Json
 
 PREFIX = "/gpushare-scheduler"
 

@@ -24,7 +24,7 @@ from gpu_device_plugin.model.shares import Shares, share_id
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from gpu_device_plugin.testing.builders import Json
+    from tests.builders import Json
 
 GPUS, SHARES = 8, 16
 """Of each node, and of each GPU."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_device_plugin.model.resources import Kind, Names
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
+from tests.builders import GPU_COUNT, GPU_MEM
 
 MEM = GPU_MEM
 COUNT = GPU_COUNT

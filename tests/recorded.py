@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.model.contract.keys import NODE_LABELS, NODE_USE
 from gpu_device_plugin.model.pods import ContainerKind
-from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.pod_specs import ContainerSpec, PodSpec
+from tests import builders
 from tests.names import COUNT, MEM
 from tests.node import harness
 from tests.node.cluster_harness import NODE, Cluster, promise

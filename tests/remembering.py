@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from gpu_device_plugin.features.history.contract import IncidentList
-from gpu_device_plugin.testing.builders import node, pod
+from tests.builders import node, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.histories import gpu, hour, incident, summary, used_by
 

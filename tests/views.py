@@ -14,7 +14,7 @@ from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.nodes import NodeRecord
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
+from tests.builders import GPU_COUNT, GPU_MEM
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

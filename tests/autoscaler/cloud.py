@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.autoscaler.wire import CALLS, MESSAGES, SERVICE, template
 from tests.programs.extender.harness import NODE_GPUS, gpus
 

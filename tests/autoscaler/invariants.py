@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from tests.autoscaler.cloud import GPUS, SHARES
 from tests.autoscaler.world import WAITS_S, live, ours
+from tests.builders import GPU_COUNT, GPU_MEM
 from tests.patience import stretched
 from tests.programs.extender.harness import held
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_device_plugin.model.contract.keys import ASSIGNED
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
+from tests.builders import GPU_COUNT, GPU_MEM
 from tests.programs.extender.harness import held
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.programs.extender.extender_program import Extender
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.autoscaler.buffers import CAPACITY_BUFFER
 from tests.autoscaler.cloud import Cloud, Group
 from tests.autoscaler.kubelets import MERGE, STATUS, Kubelets

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.testing.builders import container, pod
+from tests.builders import container, pod
 from tests.cluster_double.troubles import Answer, Garbage, Hang, Reset, Slow, Trouble
 
 if TYPE_CHECKING:

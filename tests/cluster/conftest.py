@@ -15,8 +15,8 @@ import pytest
 
 from gpu_device_plugin.cluster.client.api_client import Client, Timing
 from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.testing.builders import pod
 from tests import patience
+from tests.builders import pod
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.reviews import Account
 from tests.ports import free_ports

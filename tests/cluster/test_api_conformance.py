@@ -33,7 +33,7 @@ from gpu_device_plugin.cluster.writers.events import EventSubject, EventWriter, 
 from gpu_device_plugin.cluster.writers.own_node import NodeMetadata, OwnNode
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, node, pod
+from tests.builders import GPU_COUNT, GPU_MEM, container, node, pod
 from tests.cluster.conftest import beside
 from tests.cluster_double.owned import mirror
 from tests.patience import patience

@@ -14,7 +14,7 @@ from gpu_device_plugin.cluster.client.api_client import PatchType
 from gpu_device_plugin.cluster.objects.decoding import NODES
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome, evict
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.testing.builders import node, pod
+from tests.builders import node, pod
 
 if TYPE_CHECKING:
     from tests.cluster.conftest import Api

@@ -16,7 +16,7 @@ from gpu_device_plugin.cluster.objects.decoding import NODES, NodeReader
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.testing.builders import node, pod
+from tests.builders import node, pod
 from tests.cluster.conftest import beside
 from tests.cluster_double.troubles import Answer, Reset
 

@@ -12,7 +12,7 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.cluster.client.errors import ForbiddenError
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.node.rules.gpu_health import NodeCondition
-from gpu_device_plugin.testing.builders import node
+from tests.builders import node
 from tests.cluster_double.troubles import Answer, Garbage
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
-from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
-from gpu_device_plugin.testing.cluster.cluster_store import Store
+from tests.builders import GPU_MEM, container, pod
 from tests.cluster_double.api_server import ApiServer
+from tests.cluster_double.store import Store
 from tests.cluster_double.troubles import Answer, Fault
 from tests.patience import stretched
 

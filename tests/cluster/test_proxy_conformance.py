@@ -22,8 +22,8 @@ from gpu_device_plugin.cluster.client.errors import (
     UnavailableError,
 )
 from gpu_device_plugin.cluster.objects.decoding import PODS
-from gpu_device_plugin.testing.builders import pod
 from tests import patience
+from tests.builders import pod
 from tests.cluster_double.api_server import ApiServer
 from tests.ports import free_ports
 

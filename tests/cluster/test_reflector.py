@@ -18,10 +18,10 @@ from gpu_device_plugin.cluster.objects.decoding import PODS, PodReader
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store as ObjectStore
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
-from gpu_device_plugin.testing.cluster.cluster_store import Store
+from tests.builders import GPU_MEM, container, node, pod
 from tests.cluster.busy_cluster import BusyCluster
 from tests.cluster_double.api_server import ApiServer
+from tests.cluster_double.store import Store
 from tests.cluster_double.troubles import Answer, Garbage, Hang, Reset, Slow, Trouble
 from tests.patience import stretched
 

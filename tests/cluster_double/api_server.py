@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from aiohttp import web
 
 from gpu_device_plugin.testing.cluster import api_server
-from gpu_device_plugin.testing.cluster.cluster_kinds import PODS, Served, StatusError, invalid
-from gpu_device_plugin.testing.cluster.cluster_requests import ApiRequest, reset
+from gpu_device_plugin.testing.cluster.cluster_kinds import PODS, ApiRequest, Served, StatusError, invalid
 from tests.cluster_double.budgets import take_from_budget
 from tests.cluster_double.kinds import BUFFERS, KINDS, LEASES, applied, scale_of, scaled, without_new_fields
+from tests.cluster_double.reads import Reads
 from tests.cluster_double.reviews import ACCESS_REVIEWS, TOKEN_REVIEWS, Account, review_access, review_token
-from tests.cluster_double.troubles import Answer, Fault, Hang, Late, Reset, Trouble, suffered
+from tests.cluster_double.store import Store
+from tests.cluster_double.troubles import Answer, Fault, Hang, Late, Reset, Trouble, reset, suffered
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
-    from gpu_device_plugin.testing.builders import Json
     from gpu_device_plugin.testing.cluster.cluster_store import Key
+    from tests.builders import Json
 
 _OWN_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
@@ -55,13 +56,18 @@ class ApiServer(api_server.ApiServer):
         Args:
             tokens: the valid tokens; None accepts every client. Assign `tokens` to rotate them.
             allowed: the allowed (verb, resource) pairs; None allows all.
-            bookmark_s: as of the double without troubles, like the next two.
-            patience_s: as above.
-            tls: as above.
+            bookmark_s: time between bookmarks in a watch, in seconds.
+            patience_s: how long a list waits for a version that does not exist yet, in seconds.
+            tls: serve https with this context.
             accounts: those that TokenReviews and SubjectAccessReviews know, by token; change `accounts` at any time.
                 They say nothing of who may talk to this server.
         """
-        super().__init__(bookmark_s=bookmark_s, patience_s=patience_s, tls=tls)
+        super().__init__()
+        self.store: Store = Store(self.kinds)
+        self.reads: Reads = Reads(lambda: self.store, bookmark_s=bookmark_s, patience_s=patience_s)
+        """The lists and watches, and the watch cache, which can lag."""
+        self.tls = tls
+        self._connections: set[asyncio.Transport] = set()
         self.accounts: dict[str, Account] = dict(accounts or {})
         self.tokens = None if tokens is None else frozenset(tokens)
         self.allowed = None if allowed is None else frozenset(allowed)
@@ -133,7 +139,32 @@ class ApiServer(api_server.ApiServer):
         finally:
             self.store.hide_changes = False
 
+    def bind(self, name: str, node: str, annotations: Mapping[str, str] | None = None) -> None:
+        """Bind a pod of the default namespace to a node, as a scheduler does."""
+        binding = {"metadata": {"name": name, "annotations": dict(annotations or {})}, "target": {"name": node}}
+        self.store.bind(("default", name), binding)
+
+    def reset_connections(self) -> None:
+        """Reset every connection with a pending request or a watch, by TCP RST."""
+        for transport in tuple(self._connections):
+            reset(transport)
+
+    async def stop(self) -> None:
+        """Stop: open connections break, and new ones are refused."""
+        self.reset_connections()
+        await super().stop()
+
     # HTTP
+
+    async def _handle(self, http: web.Request) -> web.StreamResponse:
+        transport = http.transport
+        if transport is not None:
+            self._connections.add(transport)
+        try:
+            return await super()._handle(http)
+        finally:
+            if transport is not None:
+                self._connections.discard(transport)
 
     async def _answer(self, http: web.Request) -> web.StreamResponse:
         if self._hole is not None:

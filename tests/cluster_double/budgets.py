@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
-    from gpu_device_plugin.testing.builders import Json
     from gpu_device_plugin.testing.cluster.cluster_store import Key, Store
+    from tests.builders import Json
 
 _VIOLATES = "Cannot evict pod as it would violate the pod's disruption budget."
 _SEVERAL = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."

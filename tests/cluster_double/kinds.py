@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from decimal import Decimal
 
-    from gpu_device_plugin.testing.builders import Json
+    from tests.builders import Json
 
 
 # --- ResourceSlices, ResourceClaims and DeviceClasses, with the limits of pkg/apis/resource/validation ----------------

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import STATIC_POD
-from gpu_device_plugin.testing.builders import pod
+from tests.builders import pod
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.testing.builders import Json
+    from tests.builders import Json
 
 
 def mirror(body: Json, uid: str) -> Json:

@@ -10,7 +10,7 @@ from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from gpu_device_plugin.testing.builders import Json
+    from tests.builders import Json
 
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105 - a path
 ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from aiohttp import web
 
+from gpu_device_plugin.testing.cluster.api_server import refusal
 from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError
-from gpu_device_plugin.testing.cluster.cluster_requests import refusal
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.testing.cluster.cluster_requests import ApiRequest
+    from gpu_device_plugin.testing.cluster.cluster_kinds import ApiRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +110,12 @@ async def suffered(trouble: Trouble | None, content_type: str = "application/jso
         case Garbage(body):
             return web.Response(body=body, content_type=content_type)
     return None
+
+
+def reset(transport: asyncio.BaseTransport | None) -> None:
+    """Close a connection by TCP RST, even with unsent data."""
+    if isinstance(transport, asyncio.Transport):
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.fileno() >= 0:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.model.contract import keys as wire
-from gpu_device_plugin.testing.builders import container, pod
+from tests.builders import container, pod
 from tests.cluster_double import owned as owned_objects
 from tests.deploy.policies_world import (
     AGENT_A,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import MOVE_TO, RESIZE_BOUND, USE_MODEL
-from gpu_device_plugin.testing.builders import container, node, pod
+from tests.builders import container, node, pod
 from tests.deploy.manifests import Json, documents
 from tests.patience import REAL_S, eventually
 

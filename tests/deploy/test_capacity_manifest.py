@@ -11,7 +11,7 @@ from gpu_device_plugin.core.capacity.asks import IMAGE, PRIORITY_CLASS, Wanted, 
 from gpu_device_plugin.core.capacity.terms import Terms, Toleration
 from gpu_device_plugin.core.contract.moves import kept
 from gpu_device_plugin.model.contract.keys import STARTUP_TAINT
-from gpu_device_plugin.testing.builders import container, node, pod
+from tests.builders import container, node, pod
 from tests.deploy.manifests import DEPLOY, documents
 from tests.deploy.policies_world import API, EXTENDER, MERGE, PERSON, Request, create, denial, path_of
 from tests.patience import REAL_S, eventually

@@ -17,7 +17,7 @@ import yaml
 
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.cluster_double.api_server import ApiServer
 from tests.deploy.test_monitoring import ALERTS, QUERIES, RECORDS
 from tests.node.cluster_harness import NODE, Cluster, promise

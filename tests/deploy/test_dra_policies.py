@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.features.claims import contract as dra
-from gpu_device_plugin.testing.builders import container, pod
+from tests.builders import container, pod
 from tests.deploy.manifests import Json, documents, the
 from tests.deploy.policies_world import (
     AGENT_A,

@@ -27,7 +27,7 @@ from gpu_device_plugin.model.placing import Demand, Placement
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.shares import Shares
 from gpu_device_plugin.node.rules.container_grants import DELIVERIES, Delivery, GrantOwner
-from gpu_device_plugin.testing.builders import container, pod
+from tests.builders import container, pod
 from tests.deploy.manifests import DEPLOY, Json, documents, the
 from tests.deploy.policies_cases import CASES, Case, mirror
 from tests.deploy.policies_world import (

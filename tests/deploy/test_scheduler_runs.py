@@ -22,7 +22,7 @@ import yaml
 from gpu_device_plugin.aio.http import Page, Request, Route, serving_routes
 from gpu_device_plugin.aio.tls import server_tls
 from gpu_device_plugin.model.contract.keys import ASSIGNED, DEV, IDX, NODE_GPUS, POD
-from gpu_device_plugin.testing.builders import container, node, pod
+from tests.builders import container, node, pod
 from tests.deploy.manifests import DEPLOY, Json, documents
 from tests.deploy.policies_world import apply_policies, path_of
 from tests.deploy.test_scheduler_manifest import (

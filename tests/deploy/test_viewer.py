@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.model.contract.keys import ALLOCATION
-from gpu_device_plugin.testing.builders import container, node, pod
+from tests.builders import container, node, pod
 from tests.deploy.manifests import DEPLOY, documents
 from tests.deploy.test_apply import Kubectl, api_server
 from tests.patience import REAL_S, stretched, until

@@ -22,9 +22,9 @@ from gpu_device_plugin.programs.extender.extender_program import Extender
 from gpu_device_plugin.programs.inspect import inspect_program
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from gpu_device_plugin.testing.pod_specs import ContainerSpec, Pod, PodSpec
+from tests import builders
+from tests.builders import GPU_COUNT, GPU_MEM
 from tests.cluster_double.api_server import ApiServer
 from tests.node.cluster_harness import said_of, takes_pods
 from tests.node.harness import NodeWorld, world

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
+from tests.builders import GPU_MEM, container, pod
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by the next one
 from tests.deploy.conftest import api  # noqa: F401 - a fixture, asked for by its name below
 from tests.deploy.policies_world import PERSON, PolicyWorld, Request, apply_policies, create, denial, path_of

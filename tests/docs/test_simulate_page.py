@@ -11,7 +11,7 @@ from gpu_device_plugin import cli
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS
 from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.experiment import POLICIES
-from gpu_device_plugin.testing.builders import container, node, pod
+from tests.builders import container, node, pod
 from tests.docs.pages import DOCS, blocks, commands, text_of
 from tests.docs.test_commands import help_of
 

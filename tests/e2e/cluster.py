@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
+from tests.builders import GPU_COUNT, GPU_MEM
 from tests.docs.guide_world import documents, pods_of
 from tests.patience import REAL_S, stretched, until
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.model.contract.keys import ALLOCATION, GPU_POLICY, HELD_ROOM, MOVE_REFUSED, MOVE_TO
-from gpu_device_plugin.testing.builders import GPU_MEM
+from tests.builders import GPU_MEM
 from tests.e2e import dra_lab, real_cluster, starting
 from tests.e2e.dra_lab import DEPLOY, DESCRIPTION, H200, LONG_S, agent, describe, phase
 

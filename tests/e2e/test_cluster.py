@@ -18,7 +18,7 @@ import pytest
 from gpu_device_plugin.features.use.contract import read_node_use
 from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT, NODE_LIMITS, NODE_USE, OVER_USE, PLACEMENT_LABEL
 from gpu_device_plugin.model.contract.nodelabels import read_node_limits
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
+from tests.builders import GPU_COUNT, GPU_MEM
 from tests.docs.guide_world import EXAMPLES, documents
 from tests.docs.pages import DOCS, blocks, sections, text_of
 from tests.docs.test_guide import APPLY, MIG, SECTIONS, TAINT

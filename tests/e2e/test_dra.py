@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
+from tests.builders import GPU_COUNT, GPU_MEM
 from tests.e2e import dra_lab
 from tests.e2e.dra_lab import (
     H200,

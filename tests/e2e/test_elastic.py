@@ -15,7 +15,7 @@ import pytest
 
 from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, read_answer
 from gpu_device_plugin.model.contract.keys import MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED, RESIZE_BOUND
-from gpu_device_plugin.testing.builders import GPU_MEM
+from tests.builders import GPU_MEM
 from tests.e2e import dra_lab, real_cluster, starting
 from tests.e2e.cluster import process_of
 from tests.e2e.dra_lab import DEPLOY, DESCRIPTION, H200, LONG_S, agent, describe, environ, on_node, phase, run

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.model.contract.keys import INSTANCES, MIG_LABEL
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
+from tests.builders import GPU_COUNT, GPU_MEM
 from tests.e2e import dra_lab, real_cluster, starting
 from tests.e2e.dra_lab import (
     DEPLOY,

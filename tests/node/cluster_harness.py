@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.model.pods import ContainerKind
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.cluster_double.api_server import ApiServer
 from tests.names import MEM
 from tests.node.harness import NodeWorld, world

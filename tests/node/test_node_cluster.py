@@ -9,7 +9,7 @@ import pytest
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_USE
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.cluster_double.troubles import Answer, Garbage, Hang, Reset, Trouble
 from tests.names import MEM
 from tests.node.cluster_harness import NODE, RIGHTS, cluster, promise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.model.pods import ContainerKind
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.cluster_double.owned import mirror
 from tests.cluster_double.troubles import Answer
 from tests.names import COUNT, MEM

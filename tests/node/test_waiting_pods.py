@@ -20,8 +20,8 @@ from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.matching import Call, Match
 from gpu_device_plugin.node.waiting_pods import WaitingPods
-from gpu_device_plugin.testing.builders import container, pod
 from tests import resources
+from tests.builders import container, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.owned import mirror
 from tests.names import MEM

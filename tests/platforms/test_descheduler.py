@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gpu_device_plugin.model.times import epoch_s
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.deploy.manifests import Json, documents
 from tests.patience import stretched
 from tests.platforms.world import PLATFORMS, Platform, needed, platform

@@ -22,8 +22,7 @@ import pytest
 import yaml
 
 from gpu_device_plugin.model.contract.keys import IDX, NODE_GPUS
-from gpu_device_plugin.testing import builders
-from tests import patience
+from tests import builders, patience
 from tests.deploy.manifests import Json, documents
 from tests.deploy.test_apply import Kubectl, api_server
 from tests.deploy.test_scheduler_manifest import configuration

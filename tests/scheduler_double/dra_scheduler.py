@@ -15,7 +15,7 @@ from tests.cluster_double.kinds import valid_quantity
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpu_device_plugin.testing.builders import Json
+    from tests.builders import Json
     from tests.cluster_double.api_server import ApiServer
 
 _MIB = 1 << 20

@@ -11,8 +11,8 @@ from tests.scheduler_double.nodes import AFFINITY, CORDON, EXTENDER, FIT, counts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from gpu_device_plugin.testing.builders import Json
     from gpu_device_plugin.testing.cluster.cluster_store import Change
+    from tests.builders import Json
 
 _PARTS: Mapping[str, Callable[[Json], Any]] = MappingProxyType(
     {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
+from tests.builders import GPU_COUNT, GPU_MEM
 from tests.scheduler_double.nodes import Status, containers
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-    from gpu_device_plugin.testing.builders import Json
+    from tests.builders import Json
     from tests.scheduler_double.nodes import Node
 
 _SCORE_SCALE = 10

@@ -14,7 +14,7 @@ from gpu_device_plugin.cluster.objects.quantity import whole_quantity
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.testing.builders import Json
+    from tests.builders import Json
 
 EXTENDER, FIT, AFFINITY, CORDON = "extender", "NodeResourcesFit", "NodeAffinity", "NodeUnschedulable"
 """The plugins that refuse."""

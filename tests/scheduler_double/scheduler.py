@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
 
-    from gpu_device_plugin.testing.builders import Json
+    from tests.builders import Json
     from tests.cluster_double.api_server import ApiServer
 
 __all__ = ["ExtenderConfig", "Outcome", "Scheduler"]

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.cluster_double.api_server import ApiServer
 from tests.kubeconfig import kubeconfig

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.e2e import archives, real_cluster
 from tests.patience import REAL_S, eventually
 from tests.testing.dra_kubelet import Started

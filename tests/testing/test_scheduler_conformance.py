@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.testing.builders import GPU_MEM, container
+from tests.builders import GPU_MEM, container
 from tests.patience import eventually
 from tests.testing.conftest import WEIGHT, passing
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.builders import GPU_MEM, container
+from tests import builders
+from tests.builders import GPU_MEM, container
 from tests.cluster_double.api_server import ApiServer
 from tests.patience import eventually
 from tests.scheduler_double.scheduler import ExtenderConfig, Outcome, Scheduler

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from gpu_device_plugin.model.contract.keys import ALLOCATION
-from gpu_device_plugin.testing.builders import container, node, pod
+from tests.builders import container, node, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.patience import stretched
 from tests.sharing import made_once

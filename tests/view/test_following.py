@@ -16,9 +16,9 @@ from gpu_device_plugin.features.claims.claim_objects import read_claim
 from gpu_device_plugin.model.contract.keys import ALLOCATION, INSTANCES, NODE_GPUS, NODE_USE
 from gpu_device_plugin.model.contract.nodegpus import NodeGpus, write_node_gpus
 from gpu_device_plugin.settings.common import ResourceSettings
-from gpu_device_plugin.testing.builders import container, node, pod
 from gpu_device_plugin.view.following import FollowedCluster, FollowedNode, FollowedPod, cluster
 from gpu_device_plugin.view.objects import gpu_pods
+from tests.builders import container, node, pod
 from tests.claim_values import claim_json, part_json, serving, whole_json
 from tests.reports import part, written
 from tests.views import WHOLE, listed_instance

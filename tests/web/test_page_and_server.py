@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.testing.builders import node
+from tests.builders import node
 from tests.cluster_double.api_server import ApiServer
 from tests.patience import eventually
 from tests.programs.web.harness import served

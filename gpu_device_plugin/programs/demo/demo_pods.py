@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from gpu_device_plugin.kubelet.procfs import boot_time
-from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.pod_specs import ContainerSpec, PodSpec
 
 if TYPE_CHECKING:
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.model.shares import SharedGpu
-    from gpu_device_plugin.testing.builders import Json
     from gpu_device_plugin.testing.cluster.api_server import ApiServer
+    from gpu_device_plugin.testing.cluster.cluster_kinds import Json
     from gpu_device_plugin.testing.kubelet.device_manager import Amount
     from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
     from gpu_device_plugin.testing.pod_specs import Pod
@@ -45,7 +44,15 @@ class Pods:
         """Ends the processes of a pod."""
         self.grace: Callable[[], Awaitable[None]] = partial(asyncio.sleep, 0)
         """Waits until a pod that somebody deletes in the API server has ended its work."""
-        api.add(builders.node(kubelet.node))
+        offered = {"cpu": "16", "memory": "64Gi", "pods": "110"}
+        status = {
+            "capacity": offered,
+            "allocatable": dict(offered),
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "nodeInfo": {"kubeletVersion": "v1.36.2"},
+        }
+        meta = {"name": kubelet.node, "labels": {"kubernetes.io/hostname": kubelet.node}}
+        api.add({"kind": "Node", "metadata": meta, "spec": {}, "status": status})
 
     def add_agent(self) -> str:
         """Add the pod of the node's agent; return the address at which the agent has to serve HTTP."""
@@ -54,22 +61,16 @@ class Pods:
             address = "{}:{}".format(*free.getsockname())
         inside = f"10.0.0.{len(self._api.all('nodes'))}"
         self._api.network[f"{inside}:{_HTTP}"] = f"http://{address}"
-        container = {**builders.container("agent"), "ports": [{"name": "http", "containerPort": _HTTP}]}
-        pod = builders.pod(
-            f"gpushare-node-{self._kubelet.node}",
-            container,
-            namespace="gpushare",
-            node=self._kubelet.node,
-            phase="Running",
-            labels={"app.kubernetes.io/name": "gpushare", "app.kubernetes.io/component": "node"},
-        )
-        pod["status"]["podIP"] = inside
-        self._api.add(pod)
+        container = {"name": "agent", "ports": [{"name": "http", "containerPort": _HTTP}]}
+        labels = {"app.kubernetes.io/name": "gpushare", "app.kubernetes.io/component": "node"}
+        pod = _pod(f"gpushare-node-{self._kubelet.node}", "gpushare", container, labels=labels)
+        pod["spec"]["nodeName"] = self._kubelet.node
+        self._api.add({**pod, "status": {"phase": "Running", "podIP": inside}})
         return address
 
     def wait(self, name: str, resource: str, amount: int, namespace: str = _NAMESPACE) -> None:
         """Add a pod that requests `amount` of a resource and has no node, until `admit` is called with its name."""
-        pod = _pod(name, resource, amount, namespace)
+        pod = _asking(name, resource, amount, namespace)
         pod["spec"]["schedulerName"] = "gpushare-scheduler"
         self._api.add(pod)
 
@@ -101,7 +102,7 @@ class Pods:
         One of this name that waits for a node is bound as it is.
         """
         waiting = self._without_node().get(name)
-        meta = (waiting or self._api.add(_pod(name, resource, amount, namespace, annotations)))["metadata"]
+        meta = (waiting or self._api.add(_asking(name, resource, amount, namespace, annotations)))["metadata"]
         binding = {"metadata": {"name": name}, "target": {"name": self._kubelet.node}}
         self._api.store.bind((meta["namespace"], name), binding)
         container = ContainerSpec(_CONTAINER, {resource: amount})
@@ -165,9 +166,16 @@ class Pods:
         return self._api.count("create", "pods/eviction")
 
 
-def _pod(name: str, resource: str, amount: int, namespace: str, annotations: Mapping[str, str] | None = None) -> Json:
-    container = builders.container(_CONTAINER, limits={resource: str(amount)})
-    return builders.pod(name, container, namespace=namespace, annotations=annotations)
+def _asking(
+    name: str, resource: str, amount: int, namespace: str, annotations: Mapping[str, str] | None = None
+) -> Json:
+    container = {"name": _CONTAINER, "resources": {"limits": {resource: str(amount)}}}
+    return _pod(name, namespace, container, **({"annotations": dict(annotations)} if annotations else {}))
+
+
+def _pod(name: str, namespace: str, container: Json, **meta: Mapping[str, str]) -> Json:
+    spec = {"containers": [{"image": "example.com/app:1", **container}]}
+    return {"kind": "Pod", "metadata": {"name": name, "namespace": namespace, **meta}, "spec": spec}
 
 
 # --- Fake GPUs, and the fake processes of pods there ------------------------------------------------------------------

@@ -6,33 +6,123 @@ pages, bookmarks and 410; patches; bindings; evictions; ``Status`` objects for e
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import aiohttp
 from aiohttp import web
 
-from gpu_device_plugin.testing.cluster.cluster_kinds import KINDS, PODS, Served, StatusError
+from gpu_device_plugin.testing.cluster.cluster_kinds import CORE_EVENTS, KINDS, PODS, ApiRequest, Served, StatusError
 from gpu_device_plugin.testing.cluster.cluster_reads import Reads
-from gpu_device_plugin.testing.cluster.cluster_requests import (
-    ApiRequest,
-    proxied,
-    refusal,
-    reset,
-    to_pod,
-    understood,
-)
 from gpu_device_plugin.testing.cluster.cluster_store import Store, merge, strategic_merge
 
 if TYPE_CHECKING:
-    import asyncio
     import ssl
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-    from gpu_device_plugin.testing.builders import Json
+    from gpu_device_plugin.testing.cluster.cluster_kinds import Json
     from gpu_device_plugin.testing.cluster.cluster_store import Key
 
+# --- The HTTP conventions of Kubernetes -------------------------------------------------------------------------------
+
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+def understood(http: web.Request, kinds: Iterable[Served]) -> tuple[Served, ApiRequest]:
+    """Parse path and method like Kubernetes, for a server with these kinds, or raise StatusError."""
+    group, *parts = ("", *http.path.strip("/").split("/")[1:])
+    if http.path.startswith("/apis/"):
+        group, *parts = parts
+    match parts:
+        case [version, "namespaces", namespace, plural, *rest] if len(rest) <= 2:
+            pass
+        case [version, plural, *rest] if len(rest) <= 2:
+            namespace = ""
+        case _:
+            raise StatusError(404, "NotFound", "the server could not find the requested resource")
+    name, subresource = [*rest, "", ""][:2]
+    served = next((kind for kind in (*kinds, CORE_EVENTS) if (kind.group, kind.plural) == (group, plural)), None)
+    known = served is not None and served.version == version and (not subresource or subresource in served.subresources)
+    if served is None or not known or (served.namespaced and name and not namespace):
+        raise StatusError(404, "NotFound", "the server could not find the requested resource")
+    watching = http.query.get("watch", "").lower() in {"1", "true"}
+    reading = "get" if name else "watch" if watching else "list"
+    verb = reading if http.method == "GET" else _VERBS.get(http.method, "")
+    if served is CORE_EVENTS and verb != "list":
+        raise StatusError(
+            405, "MethodNotAllowed", "this double has Events in the group events.k8s.io for all but lists"
+        )
+    creating_inside = subresource in {"binding", "eviction"}
+    if not verb or (verb != "create" and creating_inside) or (verb in {"update", "patch", "delete"} and not name):
+        raise StatusError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+    resource = f"{plural}/{subresource}" if subresource else plural
+    token = http.headers.get("Authorization", "").removeprefix("Bearer ")
+    return served, ApiRequest(verb, resource, group, namespace, name, dict(http.query), token)
+
+
+def refusal(error: StatusError, retry_after_s: int | None = None) -> web.Response:
+    """Return the answer to a refused request."""
+    headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    return web.json_response(error.status, status=error.code, headers=headers)
+
+
+# --- Requests to pods -------------------------------------------------------------------------------------------------
+
+
+_KEPT_BACK = frozenset({"authorization", "host", "connection", "content-length", "transfer-encoding"})
+"""Headers that do not reach the pod: the API server's handler of authentication removes the token."""
+
+
+def to_pod(http: web.Request) -> ApiRequest | None:
+    """Return a request to a pod in RBAC's terms; None: it is none. Its name keeps the port."""
+    match http.path.strip("/").split("/"):
+        case ["api", "v1", "namespaces", namespace, "pods", name, "proxy", *_]:
+            token = http.headers.get("Authorization", "").removeprefix("Bearer ")
+            verb = {**_VERBS, "GET": "get", "HEAD": "get"}[http.method]
+            return ApiRequest(verb, "pods/proxy", "", namespace, name, dict(http.query), token)
+    return None
+
+
+async def proxied(http: web.Request, pod: Json, name: str, network: Mapping[str, str]) -> web.Response:
+    """Return the answer of a pod; `name` perhaps has a port, `network` who answers at which address.
+
+    StatusError: the pod has no address that may be reached, or nobody answers there.
+    """
+    port = name.partition(":")[2] or "80"
+    address = pod.get("status", {}).get("podIP", "")
+    if not address or ipaddress.ip_address(address).is_loopback:
+        raise StatusError(400, "BadRequest", "address not allowed")
+    path = "/" + "/".join(http.path.split("/")[8:])  # with the slash at its end, if there is one, as the real one
+    where = network.get(f"{address}:{port}")
+    if where is None:
+        raise _unreachable(f"dial tcp {address}:{port}: connect: connection refused")
+    headers = {key: value for key, value in http.headers.items() if key.lower() not in _KEPT_BACK}
+    try:
+        async with (
+            aiohttp.ClientSession(auto_decompress=False) as session,
+            session.request(
+                http.method, where + path, params=http.query, headers=headers, allow_redirects=False
+            ) as answer,
+        ):
+            body = await answer.read()
+    except aiohttp.ClientConnectorError:
+        raise _unreachable(f"dial tcp {address}:{port}: connect: connection refused") from None
+    except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
+        raise _unreachable("EOF") from None
+    passed = {key: value for key, value in answer.headers.items() if key.lower() not in _KEPT_BACK}
+    return web.Response(status=answer.status, body=body, headers=passed)
+
+
+def _unreachable(why: str) -> StatusError:
+    return StatusError(503, "ServiceUnavailable", f"error trying to reach service: {why}")
+
+
 _SUCCESS: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+
+
+# --- The server -------------------------------------------------------------------------------------------------------
 
 
 class ApiServer:
@@ -49,23 +139,18 @@ class ApiServer:
     }
     """What applies a patch to an object, by its content type."""
 
-    def __init__(self, *, bookmark_s: float = 60.0, patience_s: float = 3.0, tls: ssl.SSLContext | None = None) -> None:
-        """Prepare a server.
+    tls: ssl.SSLContext | None = None
+    """Serve https with this context."""
 
-        Args:
-            bookmark_s: time between bookmarks in a watch, in seconds.
-            patience_s: how long a list waits for a version that does not exist yet, in seconds.
-            tls: serve https with this context.
-        """
+    def __init__(self) -> None:
+        """Prepare a server."""
         self.store = Store(self.kinds)
         self.requests: list[ApiRequest] = []
         """All requests so far, including refused ones."""
         self.network: dict[str, str] = {}
         """The addresses of pods, like ``10.0.0.1:9445``, with the base URLs of the servers that stand for them."""
-        self.reads = Reads(lambda: self.store, bookmark_s, patience_s)
-        """The lists and watches, and the watch cache, which can lag."""
-        self._tls = tls
-        self._connections: set[asyncio.Transport] = set()
+        self.reads = Reads(lambda: self.store)
+        """The lists and watches."""
         self._runner: web.AppRunner | None = None
         self._port = 0
 
@@ -84,7 +169,7 @@ class ApiServer:
     @property
     def url(self) -> str:
         """The address of the server; valid after `start`."""
-        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self._port}"
 
     async def start(self) -> None:
         """Listen; after a `stop`, on the same port as before."""
@@ -92,13 +177,12 @@ class ApiServer:
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port, ssl_context=self._tls, reuse_address=True)
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port, ssl_context=self.tls, reuse_address=True)
         await site.start()
         self._port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
         """Stop: open connections break, and new ones are refused."""
-        self.reset_connections()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
@@ -125,11 +209,6 @@ class ApiServer:
         key = served.key(namespace, name)
         return self.store.change(served, key, lambda found: merge(found, patch), subresource=subresource)
 
-    def bind(self, name: str, node: str, annotations: Mapping[str, str] | None = None) -> None:
-        """Bind a pod of the default namespace to a node, as a scheduler does."""
-        binding = {"metadata": {"name": name, "annotations": dict(annotations or {})}, "target": {"name": node}}
-        self.store.bind(("default", name), binding)
-
     def delete(self, plural: str, name: str, namespace: str = "default", grace_s: int | None = 0) -> None:
         """Delete an object; `grace_s` None uses the pod's own grace period."""
         served = self._kind(plural)
@@ -139,29 +218,18 @@ class ApiServer:
         """Return the number of requests with this verb and resource."""
         return sum((request.verb, request.resource) == (verb, resource) for request in self.requests)
 
-    def reset_connections(self) -> None:
-        """Reset every connection with a pending request or a watch, by TCP RST."""
-        for transport in tuple(self._connections):
-            reset(transport)
-
     def _kind(self, plural: str) -> Served:
         return next(kind for kind in self.kinds if kind.plural == plural)
 
     # HTTP
 
     async def _handle(self, http: web.Request) -> web.StreamResponse:
-        transport = http.transport
-        if transport is not None:
-            self._connections.add(transport)
         try:
             return await self._answer(http)
         except StatusError as error:
             return refusal(error)
         except json.JSONDecodeError as error:
             return refusal(StatusError(400, "BadRequest", f"error decoding the body: {error}"))
-        finally:
-            if transport is not None:
-                self._connections.discard(transport)
 
     async def _answer(self, http: web.Request) -> web.StreamResponse:
         if (page := await self._beside_objects(http)) is not None:

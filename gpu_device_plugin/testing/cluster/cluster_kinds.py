@@ -1,7 +1,7 @@
 """The kinds of objects that the API server double stores: what is the same for all, and the rules of each.
 
-The rules are those of Kubernetes 1.36, and stricter in one point: the spec of a pod cannot be changed at all. Field and
-label selectors are parsed like by the API server; ValueError: it would refuse one.
+The rules are those of Kubernetes 1.36. Field and label selectors are parsed like by the API server; ValueError: it
+would refuse one.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.model.contract.keys import STATIC_POD
+from gpu_device_plugin.cluster.client.errors import Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gpu_device_plugin.testing.builders import Json
-
     Object = Mapping[str, Any]
     Test = Callable[[Object], bool]
+
+Json = dict[str, Any]
 
 
 _SET = re.compile(r"(?P<key>[^\s!=,()]+)\s+(?P<word>in|notin)\s*\((?P<values>[^()]*)\)")
@@ -81,6 +81,28 @@ class StatusError(Exception):
         self.reason = reason
         self.message = message
         self.details = details or {}
+
+    @property
+    def status(self) -> Json:
+        """The ``Status`` object that a client gets."""
+        return {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": self.message,
+            "reason": self.reason,
+            "details": dict(self.details),
+            "code": self.code,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRequest(Call):
+    """A request to the server."""
+
+    params: Mapping[str, str] = field(default_factory=dict)
+    token: str = field(default="", repr=False)
 
 
 def invalid(served: Served, name: str, where: str, why: str, message: str) -> StatusError:
@@ -154,9 +176,7 @@ def core_event(event: Json) -> Json:
 
 
 def _create_pod(new: Json) -> None:
-    name, spec = new["metadata"]["name"], new.setdefault("spec", {})
-    if not spec.get("containers"):
-        raise invalid(PODS, name, "spec.containers", "FieldValueRequired", "Required value")
+    spec = new.setdefault("spec", {})
     for container in (*spec["containers"], *spec.get("initContainers", ())):
         resources = container.setdefault("resources", {})
         limits = resources.get("limits", {})
@@ -167,50 +187,7 @@ def _create_pod(new: Json) -> None:
     spec.setdefault("schedulerName", "default-scheduler")
     grace_s = spec.get("terminationGracePeriodSeconds", 30)
     spec["terminationGracePeriodSeconds"] = grace_s if grace_s >= 0 else 1
-    if STATIC_POD in new["metadata"].get("annotations", {}) and not spec.get("nodeName"):
-        why = "must set spec.nodeName if mirror pod annotation is set"
-        raise invalid(PODS, name, f"metadata.annotations[{STATIC_POD}]", "FieldValueInvalid", why)
     new.setdefault("status", {}).setdefault("phase", "Pending")
-
-
-def _change_pod(before: Json, after: Json) -> None:
-    if before["spec"] != after["spec"]:
-        why = f"Forbidden: pod updates may not change fields other than `spec.containers[*].image`: {after['spec']}"
-        raise invalid(PODS, before["metadata"]["name"], "spec", "FieldValueForbidden", why)
-    was, now = (each["metadata"].get("annotations", {}).get(STATIC_POD) for each in (before, after))
-    if was != now:
-        why = f"Forbidden: may not {'add' if was is None else 'remove or update'} mirror pod annotation"
-        field = f"metadata.annotations[{STATIC_POD}]"
-        raise invalid(PODS, before["metadata"]["name"], field, "FieldValueForbidden", why)
-
-
-def _create_event(new: Json) -> None:
-    name, namespace = new["metadata"]["name"], new["metadata"]["namespace"]
-    for required in ("eventTime", "reportingController", "reportingInstance", "action", "reason", "type"):
-        if not new.get(required):
-            raise invalid(EVENTS, name, required, "FieldValueRequired", "Required value")
-    for limited, longest in (("note", 1024), ("reason", 128), ("action", 128), ("reportingInstance", 128)):
-        if len(new.get(limited, "").encode()) > longest:
-            raise invalid(EVENTS, name, limited, "FieldValueInvalid", f"can have at most {longest} characters")
-    if new["type"] not in {"Normal", "Warning"}:
-        raise invalid(EVENTS, name, "type", "FieldValueInvalid", "has invalid value")
-    if not (new.get("regarding") or {}).get("namespace") and namespace not in {"default", "kube-system"}:
-        raise invalid(EVENTS, name, "involvedObject.namespace", "FieldValueInvalid", "does not match event.namespace")
-    _check_series(name, new)
-
-
-def _change_event(before: Json, after: Json) -> None:
-    name = before["metadata"]["name"]
-    for part in before.keys() | after.keys():
-        if part not in {"metadata", "series"} and before.get(part) != after.get(part):
-            raise invalid(EVENTS, name, part, "FieldValueInvalid", "field is immutable")
-    _check_series(name, after)
-
-
-def _check_series(name: str, event: Json) -> None:
-    series = event.get("series")
-    if series is not None and (series.get("count", 0) < 2 or not series.get("lastObservedTime")):
-        raise invalid(EVENTS, name, "series.count", "FieldValueInvalid", "should be at least 2")
 
 
 def canonical_quantity(text: str) -> str:
@@ -235,10 +212,9 @@ PODS = Served(
         "status.phase": lambda found: found.get("status", {}).get("phase", ""),
     },
     on_create=_create_pod,
-    on_change=_change_pod,
 )
 NODES = Served("nodes", "Node", namespaced=False, subresources=frozenset({"status"}))
-EVENTS = Served("events", "Event", group="events.k8s.io", on_create=_create_event, on_change=_change_event)
+EVENTS = Served("events", "Event", group="events.k8s.io")
 CORE_EVENTS = Served(
     "events", "Event", fields={"involvedObject.uid": lambda found: found["involvedObject"].get("uid", "")}
 )

@@ -1,4 +1,4 @@
-"""Serve paged lists and watches like an API server, from a watch cache that may lag."""
+"""Serve paged lists and watches like an API server."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from gpu_device_plugin.aio.waiting import wait_within
-from gpu_device_plugin.testing.cluster.cluster_kinds import CORE_EVENTS, EVENTS, Served, StatusError, core_event
-from gpu_device_plugin.testing.cluster.cluster_requests import ApiRequest, status_of, version_of
+from gpu_device_plugin.testing.cluster.cluster_kinds import (
+    CORE_EVENTS,
+    EVENTS,
+    ApiRequest,
+    Served,
+    StatusError,
+    core_event,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gpu_device_plugin.testing.builders import Json
+    from gpu_device_plugin.testing.cluster.cluster_kinds import Json
     from gpu_device_plugin.testing.cluster.cluster_store import State, Store
 
 _LONGEST_WATCH_S = 1800.0
@@ -25,7 +31,14 @@ _LAST_BOOKMARK_S = 2.0
 """The last bookmark comes this long before the end of a watch; a shorter watch gets none."""
 
 
-@dataclass(eq=False, slots=True)
+def version_of(text: str) -> int:
+    """Read a resourceVersion, or raise StatusError."""
+    if not (text.isascii() and text.isdigit()):
+        raise StatusError(400, "BadRequest", f"Invalid value: {text!r}: resource version must be a number")
+    return int(text)
+
+
+@dataclass(eq=False)
 class _Watch:
     """An open watch and its connection."""
 
@@ -34,16 +47,12 @@ class _Watch:
     namespace: str
     selected: Callable[[Json], bool]
     ended: bool = False
-    half_open: bool = False
-    """The peer vanished without closing the connection: it receives nothing any more."""
 
     def wants(self, found: Json) -> bool:
         inside = not self.namespace or found["metadata"].get("namespace") == self.namespace
         return inside and self.selected(found)
 
     async def send(self, kind: str, body: Json) -> None:
-        if self.half_open:
-            await asyncio.Event().wait()
         await self.response.write(json.dumps({"type": kind, "object": body}).encode() + b"\n")
 
     async def bookmark(self, version: int) -> None:
@@ -63,38 +72,17 @@ class Reads:
 
     _store: Callable[[], Store]
     """Called each time: a test may have replaced the store."""
-    _bookmark_s: float
-    _patience_s: float
+    bookmark_s: float = 60.0
+    """The time between bookmarks in a watch, in seconds."""
 
     def __post_init__(self) -> None:
-        self._held: State | None = None
         self._open: set[_Watch] = set()
         self._pages: dict[str, tuple[int, Sequence[Json]]] = {}
 
     @property
     def watches(self) -> int:
-        """The number of open watches, including half-open ones."""
+        """The number of open watches."""
         return len(self._open)
-
-    def hold(self) -> None:
-        """Let the cache lag: watches, and lists that may use the cache, do not see later changes."""
-        self._held = self._store().state()
-
-    def release(self) -> None:
-        """Let the cache catch up."""
-        self._held = None
-        self._wake()
-
-    def lose_peers(self) -> None:
-        """Silence every open watch for ever."""
-        for watch in self._open:
-            watch.half_open = True
-
-    def close(self) -> None:
-        """End every open watch, like a server after its timeout."""
-        for watch in self._open:
-            watch.ended = True
-        self._wake()
 
     async def list(self, served: Served, request: ApiRequest) -> Json:
         """Return a list, or a page of it."""
@@ -103,7 +91,7 @@ class Reads:
         if params.get("continue"):
             version, found = self._continued(params["continue"])
         else:
-            state = await self._state(params.get("resourceVersion", ""))
+            state = await self.state(params.get("resourceVersion", ""))
             version = state.version
             selected = served.selector(params.get("fieldSelector", ""), params.get("labelSelector", ""))
             objects = state.objects[EVENTS if served is CORE_EVENTS else served]
@@ -131,25 +119,14 @@ class Reads:
             raise StatusError(410, "Expired", "The provided continue parameter is too old to display a consistent list")
         return page
 
-    async def _state(self, since: str) -> State:
-        """Return a state not older than `since`, from the watch cache unless the newest state is requested."""
-        if not since:
-            return self._store().state()
-        wanted = version_of(since)
-        try:
-            async with asyncio.timeout(self._patience_s):
-                while True:
-                    state = self._held or self._store().state()
-                    if state.version >= wanted:
-                        return state
-                    await self._store().changed.after(self._store().changed.version)
-        except TimeoutError:
-            raise StatusError(
-                504,
-                "Timeout",
-                f"Timeout: Too large resource version: {wanted}, current: {state.version}",
-                {"causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]},
-            ) from None
+    async def state(self, _since: str) -> State:
+        """Return a state not older than the version `_since`."""
+        return self._store().state()
+
+    @property
+    def seen(self) -> int:
+        """The version of the newest change that watches see."""
+        return self._store().version
 
     async def watch(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         """Answer a watch until its end."""
@@ -176,17 +153,17 @@ class Reads:
         begin = params.get("resourceVersion", "")
         done = version_of(begin) if begin else 0
         if done and done < self._store().oldest:
-            await watch.send("ERROR", status_of(StatusError(410, "Expired", f"too old resource version: {done}")))
+            await watch.send("ERROR", StatusError(410, "Expired", f"too old resource version: {done}").status)
             return
         if not done:
-            state = self._held or self._store().state()
+            state = await self.state("0")
             done = state.version
             for _, found in sorted(state.objects[watch.served].items()):
                 if watch.wants(found):
                     await watch.send("ADDED", found)
         end = loop.time() + float(params.get("timeoutSeconds") or _LONGEST_WATCH_S)
         bookmarks = params.get("allowWatchBookmarks", "").lower() in {"1", "true"}
-        bookmark = loop.time() + self._bookmark_s
+        bookmark = loop.time() + self.bookmark_s
         if loop.time() < end - _LAST_BOOKMARK_S:
             bookmark = min(bookmark, end - _LAST_BOOKMARK_S)
         while not watch.ended and done >= self._store().oldest:  # a watch that lags too far is ended
@@ -195,19 +172,16 @@ class Reads:
             now = loop.time()
             if bookmarks and now >= bookmark:
                 await watch.bookmark(done)
-                bookmark = now + self._bookmark_s
+                bookmark = now + self.bookmark_s
             if now >= end:
                 return
             await wait_within((min(bookmark, end) if bookmarks else end) - now, self._store().changed.after(tick))
 
     async def _send_events(self, watch: _Watch, done: int) -> int:
         """Send the events after version `done`, and return the version up to which they are sent."""
-        newest = self._held.version if self._held is not None else self._store().version
+        newest = self.seen
         for change in self._store().changes_after(done, newest):
             event = change.seen_by(watch.wants) if change.served is watch.served else None
             if event is not None:
                 await watch.send(*event)
         return max(done, newest)
-
-    def _wake(self) -> None:
-        self._store().changed.set(self._store().changed.value)

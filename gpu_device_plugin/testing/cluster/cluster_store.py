@@ -21,7 +21,7 @@ from gpu_device_plugin.testing.cluster.cluster_kinds import KINDS, PODS, Served,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.testing.builders import Json
+    from gpu_device_plugin.testing.cluster.cluster_kinds import Json
 
 _CHANGEABLE = ("labels", "annotations", "finalizers")
 """The metadata fields that clients may change."""
@@ -77,8 +77,6 @@ class Store:
         """The oldest version at which a watch can begin."""
         self._objects: dict[Served, dict[Key, Json]] = {kind: {} for kind in kinds}
         self._history: list[Change] = []
-        self.hide_changes = False
-        """While true, writes are never reported to watches."""
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{len(found)} {kind.plural}" for kind, found in self._objects.items())
@@ -97,11 +95,6 @@ class Store:
         """Return the changes after `version` that watches get, in order."""
         begin, end = (bisect_right(self._history, one, key=lambda change: change.version) for one in (version, up_to))
         return self._history[begin:end]
-
-    def compact(self) -> None:
-        """Forget the history: a watch from an older version gets 410 Expired."""
-        self.oldest = self.version
-        self._history.clear()
 
     def get(self, served: Served, key: Key) -> Json:
         """Return an object; StatusError if there is none."""
@@ -139,7 +132,7 @@ class Store:
         meta.setdefault("uid", str(uuid.uuid4()))
         meta.setdefault("creationTimestamp", rfc3339(time.time()))
         new.update(apiVersion=served.api_version, kind=served.kind)
-        served.on_create(new)
+        self.validate(served, None, new)
         return self._commit(served, key, None, new) if keep else new
 
     def change(
@@ -174,7 +167,7 @@ class Store:
             part = "spec" if subresource == "status" else "status"
             after.pop(part, None)
             after.update({part: before[part]} if part in before else {})
-        served.on_change(before, after)
+        self.validate(served, before, after)
         admit(before, after)
         if old.get("finalizers") and not new.get("finalizers") and old.get("deletionGracePeriodSeconds") == 0:
             return self._commit(served, key, before, None)
@@ -246,6 +239,13 @@ class Store:
             self.change(PODS, key, _targeted, subresource="status")
         self.delete(PODS, key, grace_s=options.get("gracePeriodSeconds"), uid=wanted)
 
+    def validate(self, served: Served, before: Json | None, after: Json) -> None:
+        """Set the defaults of a new object, or refuse it, or a forbidden change."""
+        if before is None:
+            served.on_create(after)
+        else:
+            served.on_change(before, after)
+
     def _commit(self, served: Served, key: Key, before: Json | None, after: Json | None) -> Json:
         version = self.version + 1
         if after is None:
@@ -253,8 +253,7 @@ class Store:
         else:
             after["metadata"] = {**after["metadata"], "resourceVersion": str(version)}
             kept = self._objects[served][key] = after
-        if not self.hide_changes:
-            self._history.append(Change(version, served, before, after))
+        self._history.append(Change(version, served, before, after))
         if len(self._history) > 2 * KEPT_CHANGES:
             del self._history[:KEPT_CHANGES]
             self.oldest = self._history[0].version - 1

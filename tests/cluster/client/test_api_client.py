@@ -22,7 +22,7 @@ from gpu_device_plugin.cluster.client.errors import (
     UnavailableError,
 )
 from gpu_device_plugin.cluster.objects.decoding import EVENTS, NODES, PODS, NodeReader, read_metadata
-from gpu_device_plugin.testing.builders import node, pod
+from tests.builders import node, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer, Garbage, Hang, Reset, Slow, Trouble
 from tests.patience import stretched

@@ -20,8 +20,8 @@ from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.model.pods import Owner
 from gpu_device_plugin.model.sharing import Shared, weight
 from gpu_device_plugin.settings.common import ResourceSettings
-from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
 from gpu_device_plugin.view.following import FollowedCluster, FollowedPod
+from tests.builders import GPU_MEM, container, node, pod
 from tests.claim_values import claim_json, whole_json
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Container, ContainerEnd, ContainerKind, Owner, Pod
 from gpu_device_plugin.model.resources import Amounts
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, node, pod
+from tests.builders import GPU_COUNT, GPU_MEM, container, node, pod
 from tests.cluster_double.owned import mirror
 
 READER = PodReader([GPU_MEM, GPU_COUNT], lambda key: key.startswith("ours/"))

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.objects.quantity import RequestSums
-from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
+from tests.builders import GPU_MEM, container, pod
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

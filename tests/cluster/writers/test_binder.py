@@ -13,7 +13,7 @@ from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.cluster.client.errors import ApiError
 from gpu_device_plugin.cluster.objects.decoding import PodReader
 from gpu_device_plugin.cluster.writers.binder import Binder, BindError, BinderTiming, InDoubtError, PodRef
-from gpu_device_plugin.testing.builders import pod
+from tests.builders import pod
 from tests.cluster_double.troubles import Answer, Garbage, Hang, Late, Reset, Trouble
 from tests.patience import eventually, stretched
 

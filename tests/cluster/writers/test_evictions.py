@@ -8,7 +8,7 @@ import pytest
 
 from gpu_device_plugin.cluster.writers.evictions import Eviction, EvictionOutcome, evict
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.testing.builders import pod
+from tests.builders import pod
 from tests.cluster_double.troubles import Answer, Garbage, Hang
 
 if TYPE_CHECKING:

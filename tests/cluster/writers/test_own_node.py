@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.cluster.writers.own_node import NodeMetadata, OwnNode
-from gpu_device_plugin.testing.builders import node
+from tests.builders import node
 from tests.cluster.conftest import beside
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ import pytest
 from gpu_device_plugin.cluster.client.errors import ForbiddenError, InvalidError
 from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.testing.builders import pod
+from tests.builders import pod
 from tests.cluster.conftest import beside
 from tests.cluster_double.troubles import Answer, Garbage
 
 if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.cluster.client.errors import ApiError
-    from gpu_device_plugin.testing.builders import Json
+    from tests.builders import Json
     from tests.cluster_double.api_server import ApiServer
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.features.claims.contract import DRIVER
 from gpu_device_plugin.features.claims.node import Claims as ClaimsFeature
 from gpu_device_plugin.kubelet.rounds import RoundTimings
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.cluster_double.api_server import ApiServer
 from tests.node.cluster_harness import NODE, RIGHTS, Cluster
 from tests.node.harness import world
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.features.claims.dra_driver import DraDriver
-    from gpu_device_plugin.testing.builders import Json
+    from tests.builders import Json
 
 DRA_RIGHTS = {
     ("get", "resourceclaims"),

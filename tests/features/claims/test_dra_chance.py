@@ -20,8 +20,8 @@ from tests.node.harness import T4, gpus_of, pod
 from tests.scheduler_double.dra_scheduler import exactly
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.testing.builders import Json
     from gpu_device_plugin.testing.pod_specs import Pod
+    from tests.builders import Json
 
 STEPS = 40
 """Of each seed: six seeds make 240."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.node.rules.serving_mode import ServingMode
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.cluster_double import owned as owned_objects
 from tests.cluster_double.troubles import Answer
 from tests.features.claims.dra_harness import Claims, claims

@@ -10,8 +10,8 @@ from gpu_device_plugin.features.conflicts.node import ConflictingPlugins
 from gpu_device_plugin.features.over_use.node import OverUse
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
-from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.pod_specs import ContainerSpec, PodSpec
+from tests import builders
 from tests.features.claims.dra_harness import DRA_RIGHTS
 from tests.features.claims.dra_harness import claims as dra_world
 from tests.kubelet.scripted_plugin import Script, ScriptedPlugin

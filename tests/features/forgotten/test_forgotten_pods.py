@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.cluster_double.owned import mirror
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE, cluster

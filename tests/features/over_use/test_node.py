@@ -17,7 +17,7 @@ from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.model.contract.keys import OVER_USE
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.cluster_double.owned import mirror
 from tests.cluster_double.troubles import Answer, Hang
 from tests.listening import listening

@@ -22,8 +22,8 @@ from gpu_device_plugin.programs.extender.controller_context import ExtenderTimin
 from gpu_device_plugin.programs.extender.extender_program import Extender
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
+from tests import builders
+from tests.builders import GPU_COUNT, GPU_MEM
 from tests.cluster_double.api_server import ApiServer
 from tests.patience import eventually, stretched
 from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler

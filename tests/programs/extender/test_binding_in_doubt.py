@@ -21,10 +21,10 @@ from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.model.contract.keys import POD_ANNOTATIONS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.programs.extender.controller_context import LATEST_COMMIT_S
-from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container
 from gpu_device_plugin.testing.cluster.cluster_kinds import PODS, StatusError
-from gpu_device_plugin.testing.cluster.cluster_store import Store
+from tests import builders
+from tests.builders import GPU_COUNT, GPU_MEM, container
+from tests.cluster_double.store import Store
 from tests.cluster_double.troubles import Answer, Late
 from tests.programs.extender.contexts import binding_in, context
 from tests.programs.extender.harness import HASTY, held, world
@@ -32,8 +32,8 @@ from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.testing.builders import Json
     from gpu_device_plugin.testing.cluster.cluster_store import Change
+    from tests.builders import Json
 
 OFTEN = 1000
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.builders import container
+from tests import builders
+from tests.builders import container
 from tests.cluster_double.troubles import Answer, Slow
 from tests.patience import eventually
 from tests.programs.extender.harness import NODE_GPUS, PREFIX, QUICK, world

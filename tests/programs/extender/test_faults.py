@@ -13,7 +13,7 @@ import pytest
 
 from gpu_device_plugin.cluster.client.api_client import Timing
 from gpu_device_plugin.cluster.lease import LeaseTiming
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.cluster_double.troubles import Answer, Garbage, Hang, Reset, Slow
 from tests.patience import patience, stretched
 from tests.programs.extender.harness import HASTY, LEASE_RIGHTS, PREFIX, QUICK, RIGHTS, world

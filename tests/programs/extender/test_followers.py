@@ -17,7 +17,7 @@ from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.programs.extender.followed import Followed, with_brief_use
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.names import COUNT, MEM
 from tests.programs.extender.contexts import context
 from tests.resources import RESOURCES

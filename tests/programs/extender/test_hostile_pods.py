@@ -40,8 +40,8 @@ from gpu_device_plugin.node.waiting_pods import WaitingPods
 from gpu_device_plugin.programs.extender.followed import Followed
 from gpu_device_plugin.programs.extender.nominating import Nominator
 from gpu_device_plugin.programs.extender.verbs import Verbs
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from tests import nodes
+from tests.builders import GPU_COUNT, GPU_MEM
 from tests.programs.extender.contexts import context
 from tests.programs.extender.test_verbs import node_gpus
 from tests.resources import RESOURCES

@@ -25,8 +25,8 @@ from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.builders import GPU_MEM, container
+from tests import builders
+from tests.builders import GPU_MEM, container
 from tests.cluster_double.api_server import ApiServer
 from tests.patience import eventually, patience
 from tests.ports import free_port

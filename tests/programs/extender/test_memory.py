@@ -32,9 +32,9 @@ from gpu_device_plugin.programs.extender.followed import Followed
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.builders import GPU_MEM
 from gpu_device_plugin.view.following import FollowedCluster
+from tests import builders
+from tests.builders import GPU_MEM
 from tests.programs.extender.contexts import BINPACK, context
 from tests.programs.extender.harness import world
 from tests.resources import RESOURCES

@@ -17,7 +17,7 @@ from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.programs.extender import nominating
 from gpu_device_plugin.programs.extender.nominating import SMALLEST_SAMPLE, Nominator
-from gpu_device_plugin.testing.builders import GPU_MEM, Json
+from tests.builders import GPU_MEM, Json
 from tests.patience import eventually
 from tests.programs.extender.contexts import context
 from tests.programs.extender.harness import world as cluster

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container
 from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError
+from tests import builders
+from tests.builders import GPU_COUNT, GPU_MEM, container
 from tests.cluster_double.troubles import Answer, Hang, Reset, Slow
 from tests.happenings import CHANCE, Happenings, Life, live, lives
 from tests.programs.extender.harness import ALLOCATION, HASTY, held, world

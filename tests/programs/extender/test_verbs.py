@@ -18,7 +18,7 @@ from gpu_device_plugin.model.contract.keys import ALLOCATION, IDX, NODE_GPUS, PO
 from gpu_device_plugin.programs.extender.followed import Followed
 from gpu_device_plugin.programs.extender.nominating import Nominator
 from gpu_device_plugin.programs.extender.verbs import Verbs
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, Json, container, pod
+from tests.builders import GPU_COUNT, GPU_MEM, Json, container, pod
 from tests.programs.extender.contexts import BINPACK, context
 from tests.resources import RESOURCES
 

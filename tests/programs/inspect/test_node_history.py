@@ -18,7 +18,7 @@ from gpu_device_plugin.programs.inspect.arguments import parse
 from gpu_device_plugin.programs.inspect.node_history import LONGER, history, incidents
 from gpu_device_plugin.programs.kubectl import Access, ClusterUnreadableError
 from gpu_device_plugin.settings.knobs import UsageError
-from gpu_device_plugin.testing.builders import node
+from tests.builders import node
 from tests.cluster_double.troubles import Answer
 from tests.histories import summary
 from tests.remembering import remembering

@@ -14,7 +14,7 @@ from gpu_device_plugin.programs.inspect.arguments import parse
 from gpu_device_plugin.programs.inspect.node_changes import cordon, uncordon
 from gpu_device_plugin.programs.inspect.plan import Mover, plan_moves
 from gpu_device_plugin.programs.kubectl import Access
-from gpu_device_plugin.testing.builders import container, pod
+from tests.builders import container, pod
 from tests.cluster_double.owned import owned, workload
 from tests.patience import stretched
 from tests.programs.extender.harness import QUICK, RIGHTS, ExtenderWorld, world

@@ -13,7 +13,7 @@ from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, PodReader
 from gpu_device_plugin.features.elastic.contract import Answer, write_answer
 from gpu_device_plugin.model.contract.keys import ALLOCATION, ELASTIC, MEMORY_GUARANTEE, MEMORY_HELD, RESIZE_BOUND
 from gpu_device_plugin.programs.inspect.inspect_program import main
-from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
+from tests.builders import GPU_MEM, container, pod
 from tests.patience import REAL_S, eventually
 from tests.programs.web.test_real import kubeconfig
 

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from gpu_device_plugin.cluster.objects.decoding import NODES
 from gpu_device_plugin.programs.kubectl import Selected, reaching, selected
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.cluster_double.api_server import ApiServer
 from tests.patience import REAL_S, eventually
 from tests.programs.inspect.test_inspect_program import World, gpu, node, pod, world  # noqa: F401 - a fixture

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster.cluster_store import merge
+from tests import builders
 from tests.names import MEM
 from tests.programs.inspect.test_inspect_program import World
 

@@ -13,7 +13,7 @@ from gpu_device_plugin.model.contract.keys import NODE_GPUS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus, write_node_gpus
 from gpu_device_plugin.programs.simulate.clusterlist import ClusterList, read_cluster
 from gpu_device_plugin.settings.common import ResourceSettings
-from gpu_device_plugin.testing.builders import container, node, pod
+from tests.builders import container, node, pod
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,7 +20,7 @@ from gpu_device_plugin.programs.simulate.results import answer
 from gpu_device_plugin.programs.simulate.simulate_program import Bar, main
 from gpu_device_plugin.programs.simulate.sources import MOST_BYTES
 from gpu_device_plugin.settings.knobs import UsageError
-from gpu_device_plugin.testing.builders import container, node, pod
+from tests.builders import container, node, pod
 
 if TYPE_CHECKING:
     from pathlib import Path

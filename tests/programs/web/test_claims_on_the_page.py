@@ -9,7 +9,7 @@ import pytest
 
 from gpu_device_plugin.model.contract.keys import ALLOCATION, NODE_GPUS
 from gpu_device_plugin.model.contract.nodegpus import write_node_gpus
-from gpu_device_plugin.testing.builders import container, node, pod
+from tests.builders import container, node, pod
 from tests.claim_values import claim_json, part_json, serving
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer

@@ -14,7 +14,7 @@ from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.features.use.contract import SERVED, GpuUse, NodeUse, write_node_use
 from gpu_device_plugin.programs.web.figures import AgentFigures
-from gpu_device_plugin.testing.builders import node, pod
+from tests.builders import node, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer, Hang
 from tests.patience import eventually

@@ -19,7 +19,7 @@ import aiohttp
 import pytest
 
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, reaching
-from gpu_device_plugin.testing.builders import container, node, pod
+from tests.builders import container, node, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.patience import eventually, stretched
 

@@ -12,7 +12,7 @@ from gpu_device_plugin.model.contract.keys import ALLOCATION
 from gpu_device_plugin.programs.web import page_plans
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.programs.web.page_plans import PagePlans
-from gpu_device_plugin.testing.builders import container, node, pod
+from tests.builders import container, node, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.reviews import Account
 from tests.cluster_double.troubles import Hang

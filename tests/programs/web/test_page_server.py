@@ -27,7 +27,7 @@ from gpu_device_plugin.programs.web.page_state import MOST_WAITING
 from gpu_device_plugin.programs.web.streams import Streams
 from gpu_device_plugin.programs.web.web_program import CONNECTIONS
 from gpu_device_plugin.programs.web.web_routes import HEADERS
-from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
+from tests.builders import GPU_MEM, container, node, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.reviews import Account
 from tests.cluster_double.troubles import Answer, Hang

@@ -12,7 +12,7 @@ import pytest
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, ObjectKind
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
-from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
+from tests.builders import GPU_MEM, container, pod
 from tests.patience import REAL_S
 from tests.programs.web.harness import Page, Stream, served_by
 from tests.programs.web.test_kubeconfig import Command, Home, running

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, HOSTNAME, KEEPS, MOVE_REFUSED, MOVE_TO, STAND_IN
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.cluster_double import owned as owned_objects
 from tests.patience import rounds
 from tests.programs.extender.harness import ALLOCATION, NODE_GPUS, QUICK, RIGHTS, gpus, world

@@ -11,8 +11,8 @@ import pytest
 from gpu_device_plugin.core.capacity.asks import PRIORITY_CLASS, SCHEDULER
 from gpu_device_plugin.model.contract.keys import STAND_IN, STARTUP_TAINT, USE_MODEL, USE_UUID
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.builders import GPU_MEM
+from tests import builders
+from tests.builders import GPU_MEM
 from tests.cluster_double.troubles import Answer
 from tests.patience import rounds
 from tests.programs.extender.capacity.capacity_world import (

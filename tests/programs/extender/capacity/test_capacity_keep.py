@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, KEPT_NODE
-from gpu_device_plugin.testing.builders import container
-from gpu_device_plugin.testing.builders import pod as pod_of
+from tests.builders import container
+from tests.builders import pod as pod_of
 from tests.cluster_double.owned import owned
 from tests.cluster_double.troubles import Answer, Late
 from tests.programs.extender.capacity.capacity_world import (

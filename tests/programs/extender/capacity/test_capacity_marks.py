@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_PROMISED, RESIZE_BOUND
-from gpu_device_plugin.testing.builders import GPU_MEM
+from tests.builders import GPU_MEM
 from tests.cluster_double.troubles import Answer, Hang, Late, Reset, Slow
 from tests.patience import rounds
 from tests.programs.extender.capacity.capacity_world import (

@@ -15,7 +15,7 @@ from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, MOVE_TO
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.testing import builders
+from tests import builders
 from tests.cluster_double import owned as owned_objects
 from tests.cluster_double.troubles import Answer
 from tests.features.audit.records import record_of

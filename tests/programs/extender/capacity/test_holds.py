@@ -22,7 +22,7 @@ from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Owner, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.programs.extender.holds import Holds
-from gpu_device_plugin.testing.builders import node as node_of
+from tests.builders import node as node_of
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer
 from tests.programs.extender.contexts import context

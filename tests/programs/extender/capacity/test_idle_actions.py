@@ -27,7 +27,7 @@ from gpu_device_plugin.model.contract.keys import (
 from gpu_device_plugin.model.times import epoch_s, rfc3339
 from gpu_device_plugin.programs.extender.capacity.idle_actions import IdleActions
 from gpu_device_plugin.programs.extender.followed import Followed
-from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
+from tests.builders import GPU_MEM, container, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.owned import owned, workload
 from tests.cluster_double.troubles import Answer

@@ -32,7 +32,7 @@ from gpu_device_plugin.programs.extender.extender_program import Extender
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, pod
+from tests.builders import GPU_COUNT, GPU_MEM, container, pod
 from tests.cluster_double.owned import owned, workload
 from tests.deploy.manifests import DEPLOY
 from tests.deploy.test_apply import api_server
