@@ -425,20 +425,9 @@ def read_metadata(raw: bytes | msgspec.Raw) -> ObjectMeta:
     return decoded(_METADATA, raw, "Kubernetes object").metadata
 
 
-class _VersionOnly(msgspec.Struct, rename="camel", gc=False):
-    resource_version: str = ""
-
-
-class _Versioned(msgspec.Struct, gc=False):
-    metadata: _VersionOnly
-
-
-_VERSIONED = msgspec.json.Decoder(_Versioned)
-
-
 def read_version(raw: bytes | msgspec.Raw) -> int:
-    """Read only the resource version of any object; 0 if it has none. Raises UnreadableObjectError."""
-    return version_number(decoded(_VERSIONED, raw, "Kubernetes object").metadata.resource_version)
+    """Read the resource version of any object; 0 if it has none. Raises UnreadableObjectError."""
+    return version_number(read_metadata(raw).resource_version)
 
 
 def version_number(version: str) -> int:
