@@ -92,7 +92,6 @@ class _LimitsState(Document):
     limits: Annotated[list[_Outcome], Meta(max_length=MOST_LIMITS)]
 
 
-_WANTED_LIMITS, _LIMITS_STATE = msgspec.json.Decoder(_WantedLimits), msgspec.json.Decoder(_LimitsState)
 _LIMITS_WANTED_FILE, _LIMITS_STATE_FILE = "limits-wanted.json", "limits-state.json"
 
 
@@ -107,7 +106,7 @@ def _write_wanted_limits(wanted: Mapping[LimitKey, MemoryLimit]) -> str:
 
 
 def _read_wanted_limits(content: str | bytes) -> Mapping[LimitKey, MemoryLimit]:
-    return dict(map(_split, parsed(_WANTED_LIMITS, _LIMITS_WANTED_FILE, content).limits))
+    return dict(map(_split, parsed(_WantedLimits, _LIMITS_WANTED_FILE, content).limits))
 
 
 def _write_limits_state(outcomes: Mapping[LimitKey, LimitOutcome], beat_s: float) -> str:
@@ -116,7 +115,7 @@ def _write_limits_state(outcomes: Mapping[LimitKey, LimitOutcome], beat_s: float
 
 
 def _read_limits_state(content: str | bytes) -> tuple[Mapping[LimitKey, LimitOutcome], float]:
-    found = parsed(_LIMITS_STATE, _LIMITS_STATE_FILE, content)
+    found = parsed(_LimitsState, _LIMITS_STATE_FILE, content)
     limits = [(*_split(each), each.why) for each in found.limits]
     return {key: LimitOutcome(limit, why) for key, limit, why in limits}, found.beat
 

@@ -44,9 +44,6 @@ class _DaemonsState(Document):
     gpus: dict[str, _Gpu]
 
 
-_WANTED_DAEMONS, _DAEMONS_STATE = msgspec.json.Decoder(_WantedDaemons), msgspec.json.Decoder(_DaemonsState)
-
-
 def is_uuid(text: str) -> bool:
     """Return whether a text may be the UUID of a GPU, and hence a part of a path and of a command."""
     rest = text.removeprefix("GPU-")
@@ -58,7 +55,7 @@ def _write_wanted_daemons(wanted: Mapping[str, int]) -> str:
 
 
 def _read_wanted_daemons(content: str | bytes) -> Mapping[str, int]:
-    return parsed(_WANTED_DAEMONS, WANTED_FILE, content).gpus
+    return parsed(_WantedDaemons, WANTED_FILE, content).gpus
 
 
 def _write_daemons_state(gpus: Mapping[str, MpsGpu], beat_s: float) -> str:
@@ -67,7 +64,7 @@ def _write_daemons_state(gpus: Mapping[str, MpsGpu], beat_s: float) -> str:
 
 
 def _read_daemons_state(content: str | bytes) -> tuple[Mapping[str, MpsGpu], float]:
-    found = parsed(_DAEMONS_STATE, STATE_FILE, content)
+    found = parsed(_DaemonsState, STATE_FILE, content)
     return {uuid: MpsGpu(*astuple(gpu)) for uuid, gpu in found.gpus.items()}, found.beat
 
 
