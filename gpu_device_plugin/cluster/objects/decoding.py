@@ -347,9 +347,6 @@ class _NodeInfo(msgspec.Struct, gc=False, rename="camel"):
     container_runtime_version: str = ""
 
 
-_NO_INFO = _NodeInfo()
-
-
 class _NodeStatus(msgspec.Struct, gc=False, rename="camel"):
     capacity: dict[str, Any] | None = None
     allocatable: dict[str, Any] | None = None
@@ -376,7 +373,7 @@ class NodeReader:
         """Return the node; an amount that is not a whole number counts as absent. Raises UnreadableObjectError."""
         node = decoded(raw, _Node, "node")
         meta, status = named(node.metadata, "node"), node.status
-        info = status.node_info or _NO_INFO
+        info = status.node_info or _NodeInfo()
         return NodeRecord(
             meta.name,
             meta.uid,
