@@ -47,9 +47,6 @@ class _List(msgspec.Struct, gc=False):
     items: list[msgspec.Raw] | None = None
 
 
-_LISTS = msgspec.json.Decoder(_List)
-
-
 @dataclass(frozen=True, slots=True)
 class ClusterList:
     """A cluster as a list of its nodes and pods has it."""
@@ -86,15 +83,15 @@ def read_cluster(text: bytes, resources: Sequence[Resource], *, from_empty: bool
 
 
 def _objects(text: bytes) -> Iterator[tuple[str, msgspec.Raw]]:
-    listed = decoded(_LISTS, text, "list as kubectl prints it")
+    listed = decoded(text, _List, "list as kubectl prints it")
     if listed.items is None and not listed.kind:
         raise UnreadableObjectError("not a list as kubectl prints it: it has no items, and no kind")
     if listed.items is None and not listed.kind.endswith("List"):
         yield listed.kind, msgspec.Raw(text)
     for raw in listed.items or ():
         try:
-            kind = _LISTS.decode(raw).kind
-        except msgspec.DecodeError:
+            kind = decoded(raw, _List, "object").kind
+        except UnreadableObjectError:
             kind = ""
         yield kind or listed.kind.removesuffix("List"), raw
 
@@ -314,12 +311,9 @@ class _Manifest(msgspec.Struct, gc=False):
         return f"{meta.namespace}/{name}" if meta.namespace else name
 
 
-_MANIFESTS = msgspec.json.Decoder(_Manifest)
-
-
 def _manifest(raw: bytes | msgspec.Raw, kind: str) -> _Manifest:
     """Read an object of one of the `_MAKERS`, or a pod; the items of a typed list do not name their kind themselves."""
-    found = decoded(_MANIFESTS, raw, kind)
+    found = decoded(raw, _Manifest, kind)
     found.kind = kind
     return found
 
@@ -328,7 +322,7 @@ def _template_of(found: _Manifest) -> tuple[bytes, int]:
     """Return one of the pods of a workload, as JSON of the API and as if it waited, and how many there are."""
     spec = found.spec
     if found.kind == "CronJob" and spec.job_template is not None:
-        spec = decoded(_SPECS, spec.job_template.spec or b"{}", "CronJob")
+        spec = decoded(spec.job_template.spec or b"{}", _Spec, "CronJob")
     number = _number(found.kind, spec)
     if spec.template is None or not spec.template.spec:
         raise UnreadableObjectError(f"not a {found.kind}: it has no template with a spec")
@@ -339,17 +333,13 @@ def _template_of(found: _Manifest) -> tuple[bytes, int]:
 
 def _unbound(raw: bytes | msgspec.Raw, found: _Manifest) -> bytes:
     """Return a pod that no cluster has yet as one that waits."""
-    pod = decoded(_OBJECTS, raw, "Pod")
+    pod = decoded(raw, dict[str, Any], "Pod")
     return _waiting(pod["metadata"], pod.get("spec") or {}, found)
 
 
 def _waiting(metadata: dict[str, Any], spec: dict[str, Any], of: _Manifest) -> bytes:
     named = {"name": of.metadata.name or "pod", "namespace": of.metadata.namespace or "default", "uid": f"of {of.name}"}
     return msgspec.json.encode({"kind": "Pod", "metadata": {**metadata, **named}, "spec": {**spec, "nodeName": ""}})
-
-
-_OBJECTS = msgspec.json.Decoder(dict[str, Any])
-_SPECS = msgspec.json.Decoder(_Spec)
 
 
 def _number(kind: str, spec: _Spec) -> int:

@@ -262,11 +262,6 @@ class _Matrix(msgspec.Struct, gc=False):
     result: list[_Series]
 
 
-_FILES = msgspec.json.Decoder(_File)
-_PODS = msgspec.json.Decoder(list[_Pod])
-_MATRICES = msgspec.json.Decoder(_Matrix)
-
-
 def recorded_in(content: bytes) -> tuple[Workload, tuple[str, ...]] | None:
     """Return the pods of a file, with a sentence for each thing left out; None: the file is of another format.
 
@@ -274,13 +269,13 @@ def recorded_in(content: bytes) -> tuple[Workload, tuple[str, ...]] | None:
         EntryError: it is of one of these formats, and cannot be used.
     """
     try:
-        file = _FILES.decode(content)
+        file = msgspec.json.decode(content, type=_File)
     except msgspec.DecodeError:
         return None
     if not file.pods and not file.data:
         return None
     try:
-        workload, notes = _of_prometheus(_MATRICES.decode(file.data)) if file.data else _of_list(file)
+        workload, notes = _of_prometheus(msgspec.json.decode(file.data, type=_Matrix)) if file.data else _of_list(file)
     except msgspec.DecodeError as error:
         what = "an answer of Prometheus to a range query" if file.data else "a list of pods with their use"
         raise EntryError(f"it is not {what}: {error}") from None
@@ -298,7 +293,7 @@ def _of_list(file: _File) -> tuple[Workload, tuple[str, ...]]:
         step_s = duration().read(str(file.step))
     except ValueError as error:
         raise EntryError(f"step: {error}") from None
-    for at, pod in enumerate(_PODS.decode(file.pods)):
+    for at, pod in enumerate(msgspec.json.decode(file.pods, type=list[_Pod])):
         name = pod.name or f"pod {at + 1}"
         asked = allocatable_amounts({"cpu": pod.cpu, "memory": pod.memory})
         if asked is None:
