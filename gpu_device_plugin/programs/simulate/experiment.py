@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.value.placing import Policy
     from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
-    from gpu_device_plugin.programs.simulate.model import Workload
-    from gpu_device_plugin.programs.simulate.sources import Inputs
+    from gpu_device_plugin.programs.simulate.model import Inputs, Workload
 
 POLICIES = ("fit", "binpack", "spread")
 REJECTED = "rejected"
