@@ -259,16 +259,16 @@ class _Template(msgspec.Struct, gc=False):
     spec: dict[str, Any] | None = None
 
 
-class _JobTemplate(msgspec.Struct, gc=False):
-    spec: msgspec.Raw = msgspec.Raw()
-
-
 class _Spec(msgspec.Struct, rename="camel", gc=False):
     replicas: int | None = None
     parallelism: int | None = None
     completions: int | None = None
     template: _Template | None = None
     job_template: _JobTemplate | None = None
+
+
+class _JobTemplate(msgspec.Struct, gc=False):
+    spec: _Spec = msgspec.field(default_factory=_Spec)
 
 
 class _Metadata(msgspec.Struct, rename="camel", gc=False):
@@ -322,7 +322,7 @@ def _template_of(found: _Manifest) -> tuple[bytes, int]:
     """Return one of the pods of a workload, as JSON of the API and as if it waited, and how many there are."""
     spec = found.spec
     if found.kind == "CronJob" and spec.job_template is not None:
-        spec = decoded(_SPECS, spec.job_template.spec or b"{}", "CronJob")
+        spec = spec.job_template.spec
     number = _number(found.kind, spec)
     if spec.template is None or not spec.template.spec:
         raise UnreadableObjectError(f"not a {found.kind}: it has no template with a spec")
@@ -343,7 +343,6 @@ def _waiting(metadata: dict[str, Any], spec: dict[str, Any], of: _Manifest) -> b
 
 
 _OBJECTS = msgspec.json.Decoder(dict[str, Any])
-_SPECS = msgspec.json.Decoder(_Spec)
 
 
 def _number(kind: str, spec: _Spec) -> int:
