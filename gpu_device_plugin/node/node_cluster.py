@@ -130,7 +130,7 @@ class NodeCluster(NodeApi):
 
     async def cordon(self, uuid: str, cordon: Cordon) -> bool:  # noqa: D102
         try:
-            self.node.set(await self._self.cordon(uuid, cordon))
+            self.node.set(await self._self.change_cordons(lambda now: {uuid: cordon, **now}))
         except (ApiError, MalformedAnnotationError) as error:
             _log.warning("GPU %s cannot be put aside: %s", uuid, error, extra={"once_per_s": 600})
             return False
