@@ -16,7 +16,7 @@ from gpu_device_plugin.model.memory import format_mib
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen
+    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms
     from gpu_device_plugin.model.contract.nodegpus import NodeGpus
     from gpu_device_plugin.model.pods import Pod
 
@@ -73,17 +73,13 @@ def _runtime_class(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield ok("runtime-class", "{name} exists", name=wanted)
 
 
-def _unread(node: NodeSeen) -> Iterator[Finding]:
-    if fault := node.gpus.unusable:
-        advice = "upgrade the older of agent and scheduler"
-        yield error("node-unreadable", "{node}: {problem}", advice, node=node.name, problem=fault)
-    for why in node.gpus.unread:
-        yield error("gpu-unread", "{node}: {why}", container_checks.UNREAD_ADVICE, node=node.name, why=why)
-
-
 def _gpus(cluster: ClusterSymptoms) -> Iterator[Finding]:
     for node in cluster.nodes:
-        yield from _unread(node)
+        if fault := node.gpus.unusable:
+            advice = "upgrade the older of agent and scheduler"
+            yield error("node-unreadable", "{node}: {problem}", advice, node=node.name, problem=fault)
+        for why in node.gpus.unread:
+            yield error("gpu-unread", "{node}: {why}", container_checks.UNREAD_ADVICE, node=node.name, why=why)
         ill = grouped((gpu.unhealthy, gpu) for gpu in node.gpus.all if gpu.unhealthy)
         for why, gpus in ill.items():
             text = f"{{node}}: {{gpus}} {'is' if len(gpus) == 1 else 'are'} out of service: {{why}}"
