@@ -127,7 +127,7 @@ class NodeCluster(NodeApi):
     async def cordon(self, uuid: str, cordon: Cordon) -> bool:
         """Put a GPU of our node aside, unless it is; return whether it is now."""
         try:
-            self.node.set(await self._self.cordon(uuid, cordon))
+            self.node.set(await self._self.change_cordons(lambda now: {uuid: cordon, **now}))
         except (ApiError, MalformedAnnotationError) as error:
             _log.warning("GPU %s cannot be put aside: %s", uuid, error, extra={"once_per_s": 600})
             return False
