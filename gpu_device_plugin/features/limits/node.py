@@ -19,7 +19,7 @@ from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, adde
 from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.features.limits.verification import Verification
 from gpu_device_plugin.features.use.node import Use
-from gpu_device_plugin.file_link import FileLink, HelperWords
+from gpu_device_plugin.file_link import FileLink
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.node.extension import NodeFeature
 
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.rules.admission import Refusal
 
 _log = logging.getLogger(__name__)
-
-_WORDS = HelperWords("the limit helper", rules.NOT_THERE, rules.NOT_THERE, rules.SILENT, rules.BEAT_S)
 
 
 @dataclass(eq=False, repr=False)
@@ -63,7 +61,8 @@ class LimitLink:
     def __post_init__(self) -> None:
         self.reasons: Mapping[Place, str] = {}
         """Why a limit that the helper was told is not set. It may be right all the same, if it is that of the start."""
-        self._files = FileLink(self._directory, LIMIT_FILES, _WORDS, self.clock)
+        words = "the limit helper", rules.NOT_THERE, rules.NOT_THERE, rules.SILENT
+        self._files = FileLink(self._directory, LIMIT_FILES, self.clock, *words, rules.BEAT_S)
         self._worker = Worker(self._step)
         self.changed = self._worker.wake
         """Tells the helper soon: containers have started or ended, or their limits are others."""
