@@ -113,12 +113,8 @@ class Limits(NodeFeature):
         if isinstance(settings, ElasticSettings) and settings.memory_dir is not None:
             self.link = LimitLink(settings.memory_dir, node, use)
 
-    @property
-    def _settings(self) -> LimitSettings:
-        return self._node.settings.value.of(LimitSettings)
-
     def means(self, shares: Shares, cgroup: int | None, labels: Mapping[str, str]) -> LimitMeans:  # noqa: D102
-        settings = self._settings
+        settings = self._node.settings.value.of(LimitSettings)
         self._plan, chosen = derive_means(
             shares,
             cgroup,
