@@ -64,16 +64,14 @@ class LimitLink:
         words = "the limit helper", rules.NOT_THERE, rules.NOT_THERE, rules.SILENT
         self._files = FileLink(self._directory, LIMIT_FILES, self.clock, *words, rules.BEAT_S)
         self._worker = Worker(self._step)
-        self.changed = self._worker.wake
-        """Tells the helper soon: containers have started or ended, or their limits are others."""
 
     async def run(self) -> NoReturn:
         """Follow the limits and the helper until cancelled; leaves the file as it is, for containers run on."""
         self._files.take_up()
-        await self._worker.run(self._use.allowed_now)
+        await self._worker.run(self._use.allowed_now, self._node.entries, self._node.settings)
 
     def soft(self) -> bool:
-        """Return whether what a container is guaranteed is its soft limit; after a change of it call `changed`."""
+        """Return whether what a container is guaranteed is its soft limit."""
         return self._node.settings.value.of(LimitSettings).soft_limit == "share"
 
     async def _step(self) -> float | None:
@@ -151,8 +149,7 @@ class Limits(NodeFeature):
             node.api.pod_changes.follow(verification.changed),
         ]
         if self.link is not None:
-            changed = self.link.changed
-            tasks += [self.link.run(), node.entries.follow(changed), node.settings.follow(changed)]
+            tasks.append(self.link.run())
         return tasks
 
     def measured(self, metrics: NodeMetrics) -> NodeMetrics:  # noqa: D102
