@@ -239,11 +239,6 @@ class NodeAgent:
             inventory=config.facts.inventory,
             fenced={offer.shared.gpu.uuid: len(offer.fenced) for offer in self.advertiser.offers.get(SHARES, ())},
             streams=self.registration.outages(),
-            use=None,
-            limit_states=None,
-            containers_over=None,
-            mps=None,
-            telemetry=None,
         )
         return self.features.measured(known)
 
