@@ -298,7 +298,7 @@ class NodeAgent:
         if event is RegistrationEvent.REGISTERED:
             self._tell_kubelet()  # it may have started while the plugin was being prepared
             self.reconciler.registered()
-            self.plugin.registered.set()
+            self.plugin.registered.set(self.plugin.registered.value + 1)
         self.reports.registration(event, details)
 
     def _round_over(self, _round: int) -> None:
