@@ -35,7 +35,7 @@ async def test_the_limit_of_every_start_of_a_container_is_read_back() -> None:
         there.node.hardware(CARD, driver="615.71.09", cgroup=2)
         await there.start_agent(http="127.0.0.1:0")
         assert there.node.agent is not None
-        made = there.node.agent.of(Limits).verification
+        made = there.node.agent.features.of(Limits).verification
         pod_made = await there.run(pod("p", {MEM: 3}))
         await there.node.confirmed()
         runs(there, "p", FIRST)
@@ -59,7 +59,7 @@ async def test_an_agent_that_sees_no_cgroups_says_what_to_mount() -> None:
         there.node.hardware(CARD, driver="615.71.09", cgroup=2)
         await there.start_agent()
         assert there.node.agent is not None
-        made = there.node.agent.of(Limits).verification
+        made = there.node.agent.features.of(Limits).verification
         await there.run(pod("p", {MEM: 3}))
         runs(there, "p", FIRST, seen=False)
         await there.node.until(lambda: [each.why for each in made.states.value.values()] == [NO_CGROUPS])
@@ -72,5 +72,7 @@ async def test_an_agent_without_the_api_says_that_it_does_not_know_the_container
         agent = await node.start_agent()
         await node.kubelet.admit(pod("p", {MEM: 3}))
         await node.until(
-            lambda: [each.why for each in agent.of(Limits).verification.states.value.values()] == [NO_CONTAINER]
+            lambda: (
+                [each.why for each in agent.features.of(Limits).verification.states.value.values()] == [NO_CONTAINER]
+            )
         )
