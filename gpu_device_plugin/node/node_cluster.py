@@ -47,8 +47,6 @@ _log = logging.getLogger(__name__)
 class NodeCluster(NodeApi):
     """The API of an agent that has access to it, over one client."""
 
-    has_access = True
-
     def __init__(
         self,
         server: ClusterConfig,
