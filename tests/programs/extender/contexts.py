@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.writers.binder import PodRef
     from gpu_device_plugin.model.resources import Resource
 
-BINPACK = ExtenderSettings(gpu_policy="binpack", node_policy="binpack", grow="off", bind_timeout_s=60.0)
+BINPACK = ExtenderSettings(gpu_policy="binpack", node_policy="binpack", grow="auto", bind_timeout_s=60.0)
 
 
 def context(
