@@ -53,9 +53,6 @@ class ReflectorTiming:
     """After this time of uninterrupted work the event loop gets a turn."""
 
 
-DEFAULT_TIMING = ReflectorTiming()
-
-
 @dataclass(eq=False)
 class Reflector(Generic[T]):
     """Follows all objects of one kind in the cluster, or those that a field selector matches, for a store.
@@ -86,7 +83,7 @@ class Reflector(Generic[T]):
     """Only the objects in it; empty: those of all namespaces."""
     what: str = ""
     """The name of the objects in messages; empty: the kind's plural."""
-    timing: ReflectorTiming = DEFAULT_TIMING
+    timing: ReflectorTiming = ReflectorTiming()
 
     def __post_init__(self) -> None:
         self.what = self.what or self._kind.plural
