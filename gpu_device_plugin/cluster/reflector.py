@@ -179,7 +179,7 @@ class Reflector(Generic[T]):
                     return
                 self._asked = max(self._asked, newest)
                 self._list_wanted.set()
-                await self._wait_for(newest)
+                await self._known.wait_until(lambda version: version >= newest)
         except TimeoutError:
             why = self.problem or "the API server is slow"
             raise TimeoutError(f"not all {self.what} are known as of now, after {timeout_s} s: {why}") from None
@@ -289,8 +289,7 @@ class Reflector(Generic[T]):
     async def _keep_watching(self) -> NoReturn:
         backoff = Backoff(self.timing.first_retry_s, self.timing.longest_retry_s)
         while True:
-            while not self._since:
-                await self._known.after(self._known.version)
+            await self._known.wait_until(lambda _version: bool(self._since))
             try:
                 await self._watch(backoff)
             except ApiError as error:
@@ -382,11 +381,7 @@ class Reflector(Generic[T]):
         self.unreadable += 1
 
     async def _reaches(self, version: int, within_s: float) -> bool:
-        return await wait_within(within_s, self._wait_for(version))
-
-    async def _wait_for(self, version: int) -> None:
-        while self.version < version:
-            await self._known.after(self._known.version)
+        return await wait_within(within_s, self._known.wait_until(lambda known: known >= version))
 
     def _failed(self, what: str, error: ApiError) -> None:
         if type(self._problems.get(what)) is not type(error):
