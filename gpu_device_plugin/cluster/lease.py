@@ -46,9 +46,6 @@ class LeaseTiming:
             )
 
 
-DEFAULT_TIMING = LeaseTiming()
-
-
 class _Spec(msgspec.Struct, rename="camel", frozen=True):
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -86,7 +83,7 @@ class Lease:
     _identity: str
     """Unique to this process: not even this program may reuse it later."""
     _: KW_ONLY
-    timing: LeaseTiming = DEFAULT_TIMING
+    timing: LeaseTiming = LeaseTiming()
     problem: ApiError | None = field(default=None, init=False)
     """Why the last attempt failed; None if it did not."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.cluster.store import Store
@@ -51,14 +51,8 @@ class NodePods(Store[Pod]):
 
     async def wait_for(self, predicate: Callable[[Mapping[str, Pod]], T | None], timeout_s: float) -> T | None:
         """Return the first true result of `predicate` on the current or a later snapshot; None after `timeout_s`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                async for pods in self.changes.values():
-                    if found := predicate(pods):
-                        return found
-        except TimeoutError:
-            pass
-        return None
+        await wait_within(timeout_s, self.changes.wait_until(lambda pods: bool(predicate(pods))))
+        return predicate(self.pods) or None
 
     def replace(self, objects: Sequence[Pod]) -> None:
         """Adopt a list from whose version a watch begins."""

@@ -53,9 +53,6 @@ class ReflectorTiming:
     """After this time of uninterrupted work the event loop gets a turn."""
 
 
-DEFAULT_TIMING = ReflectorTiming()
-
-
 @dataclass(eq=False)
 class Reflector(Generic[T]):
     """Follows all objects of one kind in the cluster, or those that a field selector matches, for a store.
@@ -86,7 +83,7 @@ class Reflector(Generic[T]):
     """Only the objects in it; empty: those of all namespaces."""
     what: str = ""
     """The name of the objects in messages; empty: the kind's plural."""
-    timing: ReflectorTiming = DEFAULT_TIMING
+    timing: ReflectorTiming = ReflectorTiming()
 
     def __post_init__(self) -> None:
         self.what = self.what or self._kind.plural
@@ -182,7 +179,7 @@ class Reflector(Generic[T]):
                     return
                 self._asked = max(self._asked, newest)
                 self._list_wanted.set()
-                await self._wait_for(newest)
+                await self._known.wait_until(lambda version: version >= newest)
         except TimeoutError:
             why = self.problem or "the API server is slow"
             raise TimeoutError(f"not all {self.what} are known as of now, after {timeout_s} s: {why}") from None
@@ -292,8 +289,7 @@ class Reflector(Generic[T]):
     async def _keep_watching(self) -> NoReturn:
         backoff = Backoff(self.timing.first_retry_s, self.timing.longest_retry_s)
         while True:
-            while not self._since:
-                await self._known.after(self._known.version)
+            await self._known.wait_until(lambda _version: bool(self._since))
             try:
                 await self._watch(backoff)
             except ApiError as error:
@@ -385,11 +381,7 @@ class Reflector(Generic[T]):
         self.unreadable += 1
 
     async def _reaches(self, version: int, within_s: float) -> bool:
-        return await wait_within(within_s, self._wait_for(version))
-
-    async def _wait_for(self, version: int) -> None:
-        while self.version < version:
-            await self._known.after(self._known.version)
+        return await wait_within(within_s, self._known.wait_until(lambda known: known >= version))
 
     def _failed(self, what: str, error: ApiError) -> None:
         if type(self._problems.get(what)) is not type(error):

@@ -69,9 +69,6 @@ class Timing:
     """How long a server that was unavailable may take to know the rights of all accounts. It serves before it does."""
 
 
-DEFAULT_TIMING = Timing()
-
-
 @dataclass(frozen=True, slots=True)
 class Server:
     """An API server's description of itself."""
@@ -100,7 +97,7 @@ class Client:
 
     _config: ClusterConfig
     _: KW_ONLY
-    timing: Timing = DEFAULT_TIMING
+    timing: Timing = Timing()
     on_error: Callable[[ApiError], None] = lambda _error: None
     """Called for every failed call, before its caller gets it."""
     connections: int = 0

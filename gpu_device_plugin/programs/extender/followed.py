@@ -158,18 +158,16 @@ class Followed:
 
     def _keep(self, pod: Pod) -> None:
         known = self.unschedulable.pop(pod.uid, math.inf)
+        if is_stand_in(pod):
+            self.stand_ins[pod.uid] = pod
+        elif pod.node_name and not pod.ended and (self.every_pod or _ACTED_ON & pod.annotations.keys()):
+            self.stand_ins.pop(pod.uid, None)
+            self.pods[pod.uid] = _brief(pod)
+        else:
+            self._forget(pod.uid)
         if isinstance(pod, PodWithFacts) and pod.unschedulable_s is not None:
             # The clock of the API server may be ahead of ours.
             self.unschedulable[pod.uid] = min(pod.unschedulable_s, known, self._context.wall())
-        if is_stand_in(pod):
-            self.stand_ins[pod.uid] = pod
-        elif not pod.node_name and not pod.ended:
-            self._unbound(pod.uid)
-        elif pod.ended or not (self.every_pod or _ACTED_ON & pod.annotations.keys()):
-            self._forget(pod.uid)
-        else:
-            self.stand_ins.pop(pod.uid, None)
-            self.pods[pod.uid] = _brief(pod)
 
     def with_facts(self, pod: Pod, raw: msgspec.Raw) -> Pod:
         """Return a pod, as it is read, with what of its JSON decides to which nodes it may go, where that matters."""
@@ -192,12 +190,8 @@ class Followed:
         return pod.facts if isinstance(pod, PodWithFacts) else _NO_FACTS
 
     def _forget(self, uid: str) -> None:
-        self.unschedulable.pop(uid, None)
-        self._unbound(uid)
-
-    def _unbound(self, uid: str) -> None:
-        self.stand_ins.pop(uid, None)
-        self.pods.pop(uid, None)
+        for known in (self.unschedulable, self.stand_ins, self.pods):
+            known.pop(uid, None)
 
     def on_node(self, name: str) -> Sequence[Pod]:
         """Return the pods on a node."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gpu_device_plugin.aio.worker import Backoff
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, PODS
-from gpu_device_plugin.cluster.reflector import DEFAULT_TIMING, Reflector
+from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.features.claims.claim_objects import CLAIMS
 from gpu_device_plugin.view.following import FollowedCluster
 from gpu_device_plugin.view.objects import ABSENT, unseen
@@ -89,7 +89,8 @@ class Watched:
 
     async def _where_pods_are_read(self) -> str:
         """Return the namespace to follow, empty for all."""
-        backoff = Backoff(DEFAULT_TIMING.first_retry_s, DEFAULT_TIMING.longest_retry_s)
+        timing = ReflectorTiming()
+        backoff = Backoff(timing.first_retry_s, timing.longest_retry_s)
         while self._namespace:
             try:
                 async for _ in self._client.pages(PODS, limit=1):
