@@ -64,8 +64,7 @@ from gpu_device_plugin.hardware.fake.value_forms import DescriptionError, Where
 from gpu_device_plugin.model.gpus import MOST_GPUS, Closeness
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
+    from collections.abc import Sequence
 
     from gpu_device_plugin.hardware.driver import Record
     from gpu_device_plugin.hardware.fake.value_forms import Fields, Reader, Readers
@@ -389,8 +388,7 @@ _INSTANCE: Readers = {
     "memory": forms.size,
     **_INSTANCE_STATE,
 }
-_COUNTS = dict.fromkeys(("ecc", "ecc_corrected", "recovery_action"), 0)
-_AFTER_RESET: Mapping[str, Any] = {**_COUNTS, "remap": "none", "error": None, "lost": False}
+_AFTER_RESET = {"ecc": 0, "ecc_corrected": 0, "recovery_action": 0, "remap": "none", "error": None, "lost": False}
 _GPU: Readers = {
     "model": forms.one_of(MODELS, "a known model; give memory instead, or use one of"),
     "count": _count,
@@ -430,7 +428,7 @@ _NODE_EVENT: Readers = {
     "failure": forms.one_of(("none", *driver.ADVICE)),
     "driver": forms.text,
 }
-_PROCESS: Readers = {"pid": forms.whole, "used": forms.or_null(forms.size), "sm": forms.or_null(forms.percent)}
+_PROCESS: Readers = {"pid": forms.whole, "used": forms.or_null(forms.size), "sm": forms.or_null(forms.at_most(100))}
 _TOP: Readers = {
     "driver": forms.text,
     "cgroup": forms.or_null(forms.whole),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from gpu_device_plugin.hardware.driver import Record
-    from gpu_device_plugin.hardware.fake.value_forms import Fields, Reader, Readers
+    from gpu_device_plugin.hardware.fake.value_forms import Fields, Readers
 
 THROTTLE = {forms.name_of(bit): bit for bit in Throttle}
 _CLOCKS = ("sm_clock_mhz", "sm_clock_max_mhz", "memory_clock_mhz", "memory_clock_max_mhz")
@@ -47,19 +47,11 @@ def _throttle(value: object) -> int:
     return sum({THROTTLE[read(each)] for each in value})
 
 
-def _of(field: str, key: str) -> Reader:
-    most = MOST_OF_CONDITION.get(field, 0) // _PER_UNIT.get(key, 1)
-
-    def read(value: object) -> int:
-        if (number := forms.whole(value)) > most:
-            raise ValueError(f"{number} is more than {most}")
-        return number
-
-    return forms.or_null(read)
-
-
 CONDITION: Readers = {
-    **{key: _of(field, key) for field, key in _KEYS.items()},
+    **{
+        key: forms.or_null(forms.at_most(MOST_OF_CONDITION.get(field, 0) // _PER_UNIT.get(key, 1)))
+        for field, key in _KEYS.items()
+    },
     **dict.fromkeys(("pcie_sent", "pcie_received"), forms.or_null(forms.size)),
     "throttle": forms.or_null(_throttle),
     "persistence": forms.or_null(forms.switch),

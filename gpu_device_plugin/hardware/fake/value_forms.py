@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     Reader: TypeAlias = Callable[[Any], Any]
     Readers: TypeAlias = Mapping[str, Reader]
 
-_MOST_PERCENT = 100
-
 
 def text(value: object) -> str:
     """Read a text that is not empty."""
@@ -45,11 +43,15 @@ def or_null(read: Reader) -> Reader:
     return lambda value: None if value is None else read(value)
 
 
-def percent(value: object) -> int:
-    """Read a percentage."""
-    if (number := whole(value)) > _MOST_PERCENT:
-        raise ValueError(f"{number} is not a percentage")
-    return number
+def at_most(most: int) -> Reader:
+    """Read a number from 0 to `most`."""
+
+    def read(value: object) -> int:
+        if (number := whole(value)) > most:
+            raise ValueError(f"{number} is more than {most}")
+        return number
+
+    return read
 
 
 def switch(value: object) -> bool:

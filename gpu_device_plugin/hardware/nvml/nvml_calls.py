@@ -76,6 +76,15 @@ def text(error: Any) -> str:
     return f"{error} ({error.value})"
 
 
+def lines(path: str) -> list[str]:
+    """Return the lines of a small file of the kernel, the driver or the loader; none if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - pathlib costs 1 MB
+            return [line.rstrip("\n") for line in file]
+    except OSError:
+        return []
+
+
 NAME = "libnvidia-ml.so.1"
 _NOT_FOUND = f"{NAME}: cannot open shared object file"
 """The loader also raises this for a file that it skips because it was built for another machine."""
@@ -102,8 +111,7 @@ def _candidates() -> Iterator[str]:
 
 def _configured() -> Iterator[str]:
     try:
-        for name in sorted(os.listdir(_CONFIGURED)):  # noqa: PTH208 - pathlib costs 1 MB
-            with open(f"{_CONFIGURED}/{name}", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - as above
-                yield from (line.strip() for line in file if line.startswith("/"))
+        names = sorted(os.listdir(_CONFIGURED))  # noqa: PTH208 - as above
     except OSError:
         return
+    yield from (line.strip() for name in names for line in lines(f"{_CONFIGURED}/{name}") if line.startswith("/"))

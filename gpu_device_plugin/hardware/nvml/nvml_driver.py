@@ -274,12 +274,9 @@ class Nvml:
 
     def _machine_mib(self) -> int:
         """Return the memory of the machine in MiB; 0 if it is not known."""
-        try:
-            with open(f"{self._root}/proc/meminfo", encoding="ascii", errors="replace") as file:  # noqa: PTH123 - as above
-                words = next((line.split() for line in file if line.startswith("MemTotal:")), [])
-            return int(words[1]) // 1024
-        except (OSError, ValueError, IndexError):
-            return 0
+        told = (line for line in nvml_calls.lines(f"{self._root}/proc/meminfo") if line.startswith("MemTotal:"))
+        kib = "".join(next(told, "").split()[1:2])
+        return int(kib) // 1024 if kib.isdecimal() else 0
 
     def _mig(self, handle: Any) -> bool | None:
         mode = self._optional("nvmlDeviceGetMigMode", handle)
@@ -293,23 +290,16 @@ class Nvml:
 
     def _cgroup_path(self) -> str:
         """Return the folder of this process's cgroup: a root cgroup has no limit to query."""
-        try:
-            with open(f"{self._root}/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - as above
-                own = next((line.strip().removeprefix("0::") for line in file if line.startswith("0::")), "/")
-        except OSError:
-            own = "/"
+        cgroups = nvml_calls.lines(f"{self._root}/proc/self/cgroup")
+        own = next((line.removeprefix("0::") for line in cgroups if line.startswith("0::")), "/")
         path = f"{self._cgroups}{own}".rstrip("/")
         # The path of a cgroup outside of our namespace contains `..`; the mounted folder is our own cgroup then.
         return path if os.path.isdir(path) and ".." not in own else self._cgroups  # noqa: PTH112 - as above
 
     def _numa_node(self, pci: str) -> int | None:
         # Not nvmlDeviceGetNumaNodeId: that is the node of the GPU's own memory (Grace), not that of the CPUs near it.
-        try:
-            with open(f"{self._root}/sys/bus/pci/devices/{pci}/numa_node", "rb") as file:  # noqa: PTH123 - pathlib costs 1 MB
-                node = int(file.read())
-        except (OSError, ValueError):
-            return None
-        return node if node >= 0 else None
+        node = "".join(nvml_calls.lines(f"{self._root}/sys/bus/pci/devices/{pci}/numa_node"))
+        return int(node) if node.isdecimal() else None  # -1: of none
 
     def _read(self, uuid: str, handle: Any) -> tuple[Record, int | None]:
         """Return a reading, and NVML's code if it failed."""

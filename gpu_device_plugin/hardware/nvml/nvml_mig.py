@@ -202,13 +202,6 @@ def whole_mib(nvml: Any, handle: Any) -> int:
 
 def _caps(path: str, minor: int | None) -> dict[str, int]:
     """Return the numbers of the device nodes that give access to the parts of a GPU, by the driver's names of these."""
-    prefix, found = f"gpu{minor}/", dict[str, int]()
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:  # noqa: PTH123 - pathlib costs 1 MB
-            for line in file:
-                name, _, number = line.strip().rpartition(" ")
-                if name.startswith(prefix) and number.isdigit():
-                    found[name.removeprefix(prefix)] = int(number)
-    except OSError:
-        return {}
-    return found
+    prefix = f"gpu{minor}/"
+    found = (line.strip().rpartition(" ") for line in nvml_calls.lines(path) if line.startswith(prefix))
+    return {name.removeprefix(prefix): int(number) for name, _, number in found if number.isdigit()}

@@ -429,7 +429,7 @@ def test_limits_of_cgroups_are_described_by_patterns_of_their_paths(tmp_path: Pa
         ({"processes": [{"pid": -1}]}, "-1 is not a whole number"),
         ({"processes": [7]}, "7 is not a mapping"),
         ({"processes": "many"}, "'many' is not a whole number"),
-        ({"processes": [{"pid": 1, "sm": 101}]}, "101 is not a percentage"),
+        ({"processes": [{"pid": 1, "sm": 101}]}, "101 is more than 100"),
         ({"limits": ["4GiB"]}, "is not a mapping of paths to limits"),
         ({"limits": {"/a": {"max": "4GiB"}}}, "unknown key 'max'; known are code, hard, soft, used"),
         ({"limits": {"/a": {"used": "many"}}}, "used: "),
