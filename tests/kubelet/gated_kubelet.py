@@ -14,7 +14,6 @@ import grpc.aio
 
 from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
 from gpu_device_plugin.testing.kubelet import kubelet_double
-from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.kubelet.kubelet_services import (
     PluginRegistry,
     PodResources,
@@ -24,7 +23,7 @@ from gpu_device_plugin.testing.kubelet.kubelet_services import (
 )
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError
 from gpu_device_plugin.testing.pod_specs import NodePods, Pod, stopped
-from tests.kubelet.kubelet_checks import is_extended_resource_name, shortage, validate
+from tests.kubelet.kubelet_checks import DESCRIBES_ONE_POD, is_extended_resource_name, shortage, validate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -155,7 +154,7 @@ class Lister(PodResources):
     ) -> v1.GetPodResourcesResponse:
         """Describe one active pod. Frees nothing."""
         await self.passed(context)
-        if self.manager.minor not in versions.DESCRIBES_ONE_POD:
+        if self.manager.minor not in DESCRIBES_ONE_POD:
             await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
         for pod in self.pods(active_only=True):
             if (pod.spec.namespace, pod.name) == (request.pod_namespace, request.pod_name):
@@ -270,8 +269,8 @@ class Kubelet(kubelet_double.Kubelet):
     def drop_streams(self, resource: str | None = None) -> None:
         """Lose the connections over which the plugins of `resource`, or all plugins, send their lists."""
         for client in self._require().registry.connections:
-            if resource in {None, client.resource}:
-                client.hang_up()
+            if resource in {None, client.resource} and client.lists is not None:
+                client.lists.cancel()
 
     # The process
 

@@ -46,8 +46,5 @@ DIALS_AS_LOCALHOST = range(26, _NEWER)
 LISTS_TERMINAL_PODS = range(34)
 """PodResources v1 List includes ended pods, with the devices that the device manager still keeps for them."""
 
-DESCRIBES_ONE_POD = range(34, _NEWER)
-"""PodResources v1 has Get by default."""
-
 SAYS_WAS_REJECTED = range(26, _NEWER)
 """A refused pod's status message begins with "Pod was rejected: "; with "Pod " in older kubelets."""

@@ -61,7 +61,8 @@ class PluginClient:
             ],
         )
         self._stub: DevicePluginStub[Any, Any, Any, Any, Any] = DevicePluginStub(self._channel)
-        self._lists: Any = None
+        self.lists: Any = None
+        """The call of ListAndWatch, once there is one."""
 
     async def dial(self, timeout_s: float) -> None:
         """Connect, with retries until the timeout. AdmissionError: no plugin answered."""
@@ -77,9 +78,9 @@ class PluginClient:
 
     async def follow(self, believe: Callable[[ListAndWatchResponse], None]) -> str | None:
         """Pass every list of the plugin to `believe`; return what ended the stream, None if the kubelet closed it."""
-        self._lists = self._stub.ListAndWatch(Empty())
+        self.lists = self._stub.ListAndWatch(Empty())
         try:
-            async for answer in self._lists:
+            async for answer in self.lists:
                 believe(answer)
         except grpc.aio.AioRpcError as error:
             return go_text(error)
@@ -88,11 +89,6 @@ class PluginClient:
                 raise
             return None
         return "EOF"
-
-    def hang_up(self) -> None:
-        """End the stream from this side, as a lost connection would."""
-        if self._lists is not None:
-            self._lists.cancel()
 
     async def close(self) -> None:
         """Close the connection and all its calls."""
