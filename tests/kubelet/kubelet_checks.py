@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 API_VERSION = "v1beta1"
 
-DESCRIBES_ONE_POD = range(34, 1000)
-"""The minor versions of Kubernetes in which PodResources v1 has Get by default."""
-
 _DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DOMAIN = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*")
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")

@@ -27,10 +27,9 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     Mount,
 )
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerStub
-from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.kubelet.kubelet_services import RpcStatusError
+from tests.kubelet import kubelet_versions as versions
 from tests.kubelet.gated_kubelet import Kubelet
-from tests.kubelet.kubelet_checks import DESCRIBES_ONE_POD
 from tests.kubelet.kubelet_under_test import (
     KubeletUnderTest,
     TheDouble,
@@ -853,7 +852,7 @@ async def test_pod_resources_describes_one_pod_since_1_34_or_says_that_there_is_
     running = await world.admit(2)
     async with pod_resources(world.kubelet) as channel:
         stub: PodResourcesListerStub[Any, Any, Any] = PodResourcesListerStub(channel)
-        there = world.kubelet.minor in DESCRIBES_ONE_POD
+        there = world.kubelet.minor in versions.DESCRIBES_ONE_POD
         if there:
             found = await stub.Get(v1.GetPodResourcesRequest(pod_name=running.name, pod_namespace="default"))
             assert len(found.pod_resources.containers[0].devices) == 2

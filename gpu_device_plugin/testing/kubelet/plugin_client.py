@@ -49,7 +49,7 @@ def go_text(error: grpc.aio.AioRpcError) -> str:
 class PluginClient:
     """Calls a plugin over its socket. Every failed call raises AdmissionError."""
 
-    def __init__(self, resource: str, socket: Path, authority: str) -> None:
+    def __init__(self, resource: str, socket: Path, authority: str = "localhost") -> None:
         self.resource = resource
         self._channel = grpc.aio.insecure_channel(
             f"unix:{socket}",

@@ -43,6 +43,9 @@ PASSES_CDI_DEVICES = range(29, _NEWER)
 DIALS_AS_LOCALHOST = range(26, _NEWER)
 """The :authority of calls to the plugin is localhost; in older kubelets it is the socket's path."""
 
+DESCRIBES_ONE_POD = range(34, _NEWER)
+"""PodResources v1 has Get by default."""
+
 LISTS_TERMINAL_PODS = range(34)
 """PodResources v1 List includes ended pods, with the devices that the device manager still keeps for them."""
 
