@@ -112,10 +112,9 @@ async def _read(folder: Path, annotations: Mapping[str, str], rounds: int) -> tu
         )
 
     api = _Api(pods)
-    api.has_access = True
     given = Observable(settings(memory_dir=str(folder)))
     hardware, state, entries = SimpleNamespace(use=use), NodeState(Node(shares)), Observable(allocations)
-    node = context(folder, hardware=hardware, state=state, entries=entries, settings=given, api=api)
+    node = context(folder, hardware=hardware, state=state, entries=entries, settings=given, api=api, cluster=api)
     watch = Use(node)
     watch._owners = _Owners()
     node.features.add(watch)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.cluster.packing import finished
 from gpu_device_plugin.core.value.fair_learning import due, studying
-from gpu_device_plugin.core.value.marginal_value import NEVER, Left, unused
-from gpu_device_plugin.core.value.placing import ByValue, Placer, Policy
+from gpu_device_plugin.core.value.marginal_value import NEVER, Appraiser, Left, unused
+from gpu_device_plugin.core.value.placing import Placer, Policy
 from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, joined
 from gpu_device_plugin.programs.simulate.experiment import gpu_nodes, policy_of, run
 from gpu_device_plugin.programs.simulate.model import gpus_with_room
@@ -127,7 +127,7 @@ class SamplingPlacer(Placer):
     def follow(self, policy: Policy[Any]) -> None:
         """Score by another policy, or by newer tables, from now on."""
         self._policy = policy
-        self._seen = [policy.look(shape, left) for shape, left in zip(self.shapes, self.lefts, strict=True)]
+        self._seen = [policy.appraise(shape, left) for shape, left in zip(self.shapes, self.lefts, strict=True)]
         self._scores.clear()
 
     def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
@@ -186,7 +186,7 @@ class _LearningPlacer(SamplingPlacer):
         if self._name == "fgd":
             return Fgd(joined(self._mix.by_namespace().values()))
         usable = finished(studying(self._mix, self._gpu_nodes)).usable
-        return self._best_fit if usable is None else ByValue(usable)
+        return self._best_fit if usable is None else Appraiser(usable)
 
 
 def _fullest(kind: PodKind, shape: NodeType, left: Left) -> list[int]:
@@ -196,7 +196,7 @@ def _fullest(kind: PodKind, shape: NodeType, left: Left) -> list[int]:
     return sorted(gpus_with_room(kind, shape, left), key=left.frees.__getitem__)[: kind.gpus]
 
 
-class Fgd(Policy["tuple[NodeType, Left, float]"]):
+class Fgd:
     """Scores nodes by how much a pod fragments them."""
 
     def __init__(self, mix: Mapping[PodKind, float]) -> None:
@@ -212,10 +212,10 @@ class Fgd(Policy["tuple[NodeType, Left, float]"]):
         self._memories = sorted({kind.memory_mib for kind, _ in typical})
         self._tables: dict[tuple[NodeType, int, int], _Usable] = {}
 
-    def look(self, shape: NodeType, left: Left) -> tuple[NodeType, Left, float]:
+    def appraise(self, shape: NodeType, left: Left) -> tuple[NodeType, Left, float]:
         return shape, left, self._fragments(shape, left)
 
-    def score(self, kind: PodKind, node: tuple[NodeType, Left, float]) -> float:
+    def gain(self, kind: PodKind, node: tuple[NodeType, Left, float]) -> float:
         grown = [grown for grown, _ in self._options(kind, node)]
         if not grown:
             return NEVER
@@ -276,17 +276,17 @@ class _Usable:
         return usable
 
 
-class BestFit(Policy["tuple[NodeType, Left]"]):
+class BestFit:
     """Scores nodes by what they have left of CPU and GPUs, each as a part of the largest node's."""
 
     def __init__(self, nodes: Sequence[Start]) -> None:
         self._most_cpu = max([1, *(node.shape.cpu_milli for node in nodes)])
         self._most_shares = max([1, *(sum(node.shape.sizes) for node in nodes)])
 
-    def look(self, shape: NodeType, left: Left) -> tuple[NodeType, Left]:
+    def appraise(self, shape: NodeType, left: Left) -> tuple[NodeType, Left]:
         return shape, left
 
-    def score(self, kind: PodKind, node: tuple[NodeType, Left]) -> float:
+    def gain(self, kind: PodKind, node: tuple[NodeType, Left]) -> float:
         shape, left = node
         gpus = _fullest(kind, shape, left)
         if len(gpus) < kind.gpus or left.cpu_milli < kind.cpu_milli or left.memory_mib < kind.memory_mib:
@@ -299,7 +299,7 @@ class BestFit(Policy["tuple[NodeType, Left]"]):
         return sorted(_fullest(kind, *node))
 
 
-class Apart(Policy["tuple[Any, NodeType, Left]"]):
+class Apart:
     """Places pods without GPUs by what nodes have left of CPU and memory, which spreads them, and others by a policy.
 
     That is the default score of kube-scheduler's plugin NodeResourcesFit, for pods about which it asks no extender.
@@ -308,13 +308,13 @@ class Apart(Policy["tuple[Any, NodeType, Left]"]):
     def __init__(self, policy: Policy[Any]) -> None:
         self._policy = policy
 
-    def look(self, shape: NodeType, left: Left) -> tuple[Any, NodeType, Left]:
-        return self._policy.look(shape, left), shape, left
+    def appraise(self, shape: NodeType, left: Left) -> tuple[Any, NodeType, Left]:
+        return self._policy.appraise(shape, left), shape, left
 
-    def score(self, kind: PodKind, node: tuple[Any, NodeType, Left]) -> float:
+    def gain(self, kind: PodKind, node: tuple[Any, NodeType, Left]) -> float:
         seen, shape, left = node
         if kind.gpus:
-            return self._policy.score(kind, seen)
+            return self._policy.gain(kind, seen)
         cpu, memory = left.cpu_milli - kind.cpu_milli, left.memory_mib - kind.memory_mib
         return NEVER if min(cpu, memory) < 0 else cpu / max(1, shape.cpu_milli) + memory / max(1, shape.memory_mib)
 

@@ -24,23 +24,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class HelperWords:
-    """What the agent says of a helper."""
-
-    name: str
-    not_there: str
-    """The sentence where the helper has written no state."""
-    not_mounted: str
-    """The sentence where not even the directory of the files is there."""
-    silent: str
-    """The sentence where the helper no longer writes its state."""
-    beat_s: float
-    """After so many seconds without a beat the helper does not run any more."""
-    remedy: str = ""
-    """The end of the sentence that what is wanted cannot be written."""
-
-
 @dataclass(eq=False, repr=False)
 class FileLink(Generic[Wanted, State]):
     """The agent's end: keeps the file of what is wanted in step, and follows the file of the helper's state."""
@@ -48,9 +31,20 @@ class FileLink(Generic[Wanted, State]):
     _directory: Path
     """No file in it is opened before a method is called."""
     _contract: HelperFiles[Wanted, State]
-    _words: HelperWords
     _clock: Callable[[], float]
     """Returns the seconds since the machine started."""
+    _name: str
+    """What the agent calls the helper."""
+    _not_there: str
+    """The sentence where the helper has written no state."""
+    _not_mounted: str
+    """The sentence where not even the directory of the files is there."""
+    _silent: str
+    """The sentence where the helper no longer writes its state."""
+    _beat_s: float
+    """After so many seconds without a beat the helper does not run any more."""
+    _remedy: str = ""
+    """The end of the sentence that what is wanted cannot be written."""
 
     def __post_init__(self) -> None:
         self._wanted_path = self._directory / self._contract.wanted_file
@@ -61,7 +55,7 @@ class FileLink(Generic[Wanted, State]):
         """Why the file does not say what is wanted; empty: it does."""
         self.last: State | None = None
         """The newest state that could be read, be the helper running or not; None: there is no such file."""
-        self._beat_s = 0.0
+        self._last_beat_s = 0.0
         self._ours: files.Stamp | None = None
         """Of the file of what is wanted, as we read or wrote it; None: it was not there."""
         self._seen: files.Stamp | None = None
@@ -77,7 +71,7 @@ class FileLink(Generic[Wanted, State]):
         except (OSError, HelperFileError) as error:
             # The helper cannot read it either, and changes nothing until it can.
             self.unwritten = f"{self._wanted_path} cannot be used: {error}"
-            _log.warning("what %s was told is not known, and is written anew: %s", self._words.name, error)
+            _log.warning("what %s was told is not known, and is written anew: %s", self._name, error)
 
     def want(self, wanted: Wanted) -> None:
         """Have the file say what is wanted: written if it says something else, or was removed or replaced."""
@@ -89,9 +83,9 @@ class FileLink(Generic[Wanted, State]):
             text = self._contract.write_wanted(wanted)
             files.replace_below(self._directory, self._contract.wanted_file, text.encode(), lasting=False)
         except OSError as error:
-            why = f"the agent cannot write {self._wanted_path} ({error.strerror}){self._words.remedy}"
+            why = f"the agent cannot write {self._wanted_path} ({error.strerror}){self._remedy}"
             if why != self.unwritten:
-                _log.error("%s cannot be told what is wanted", self._words.name, extra={"why": why})
+                _log.error("%s cannot be told what is wanted", self._name, extra={"why": why})
             self.unwritten = why
         else:
             self.unwritten = ""
@@ -112,10 +106,10 @@ class FileLink(Generic[Wanted, State]):
             if (found := files.stamp(self._state_path.stat())) != self._seen:
                 content, _ = files.read_below(self._directory, self._contract.state_file, self._contract.largest)
                 self._seen, self._unreadable = found, ""
-                self.last, self._beat_s = self._contract.read_state(content)
+                self.last, self._last_beat_s = self._contract.read_state(content)
         except FileNotFoundError:
             self.forget()
-            self._unreadable = self._words.not_there if self._directory.is_dir() else self._words.not_mounted
+            self._unreadable = self._not_there if self._directory.is_dir() else self._not_mounted
         except OSError as error:
             self._seen, self._unreadable = None, f"{self._state_path} cannot be read: {error.strerror}"
         except HelperFileError as error:
@@ -123,8 +117,8 @@ class FileLink(Generic[Wanted, State]):
         if self.last is None or self._unreadable:
             return self._unreadable
         # A beat of the future was written before the machine started: both programs read the same clock.
-        runs = 0 <= self._clock() - self._beat_s <= self._words.beat_s
-        return self.last if runs else self._words.silent
+        runs = 0 <= self._clock() - self._last_beat_s <= self._beat_s
+        return self.last if runs else self._silent
 
     def forget(self) -> None:
         """Forget the helper's state, until the next look."""

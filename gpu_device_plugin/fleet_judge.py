@@ -185,8 +185,7 @@ class _Rows:
     def __init__(self, nodes: View) -> None:
         self._view = nodes
         self._mark = 0
-        self._changes: ChangeLog[int] = ChangeLog()
-        self._latest = 0
+        self.changes: ChangeLog[int] = ChangeLog()
         self._vacant: list[int] = []
         self.index: dict[str, int] = {}
         """The row of each node by its name."""
@@ -223,10 +222,6 @@ class _Rows:
                 row = self.index[name] = self._vacant.pop()
             self._write(row, node)
 
-    def changed_since(self, mark: int) -> tuple[int, Sequence[int] | None]:
-        """Return the current mark, and the rows that have changed since `mark`; None: any may have, it is too old."""
-        return self._latest, self._changes.since(mark)
-
     def _write(self, row: int, node: Candidate | None) -> None:
         before, node_type = self.shape_at[row], None if node is None else shape_of(node)
         self.nodes[row] = node
@@ -236,8 +231,7 @@ class _Rows:
             self.node_types.update({} if node_type is None else {node_type: 1})
             self.node_types.subtract({} if before is None else {before: 1})
         (self.claims.add if node is not None and node.gpus.claims else self.claims.discard)(row)
-        self._latest += 1
-        self._changes.add(row, self._latest)
+        self.changes.add(row)
 
 
 @dataclass(eq=False, repr=False)
@@ -269,7 +263,7 @@ class _Remembered(Generic[V]):
 
     def refresh(self, rows: Sequence[int] | None = None) -> Generator[None, None, None]:
         """Compute what is missing or out of date for `rows`, or None for all, in small steps."""
-        self._mark, changed = self._rows.changed_since(self._mark)
+        changed, self._mark = self._rows.changes.since(self._mark), self._rows.changes.latest
         values, outdated = self._values, self._outdated
         values.extend(repeat(self._blank, len(self._rows.nodes) - len(values)))
         if changed is None:

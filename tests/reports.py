@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.core.report.gauges import NodeMetrics
 from gpu_device_plugin.features.use.contract import (
     ContainerUse,
     GpuUse,
@@ -22,8 +23,15 @@ from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpu_device_plugin.node.rules.node import Node
+
 SINCE = "2026-11-22T09:56:00Z"
 NO_LIMITS = "the driver has no memory limits, which come with r615"
+
+
+def idle_metrics(node: Node) -> NodeMetrics:
+    """Return what an agent with all features shows of a node on which nothing happens."""
+    return NodeMetrics(node, NodeUse(""), limit_states={}, containers_over=0, mps={}, telemetry={})
 
 
 def part(pod: str, gpu: int = 0, *, granted: int = 4096, used: int | None = 1000, **more: Any) -> ContainerUse:

@@ -123,7 +123,7 @@ def test_fgd_takes_the_gpu_by_which_fragments_grow_least() -> None:
     for frees in ((16, 11), (5, 16), (9, 8), (16, 16), (5, 6)):
         left = Left(frees, 6000, 131_072)
         fgd = Fgd(mix)
-        node = fgd.look(T4, left)
+        node = fgd.appraise(T4, left)
         for kind in (PodKind(5, 1, 2000), PodKind(5, 1, 5000)):
             options = {
                 at: fragments(T4, left.after(kind, (at,)), mix) for at, free in enumerate(frees) if free >= kind.shares
@@ -131,16 +131,16 @@ def test_fgd_takes_the_gpu_by_which_fragments_grow_least() -> None:
             (taken,) = fgd.gpus(kind, node)
             assert options[taken] == pytest.approx(min(options.values()))
             grown = min(options.values()) - fragments(T4, left, mix)
-            assert fgd.score(kind, node) == floor(100 / (1 + exp(grown / 16)))
+            assert fgd.gain(kind, node) == floor(100 / (1 + exp(grown / 16)))
 
 
 def test_bestfit_prefers_the_node_with_least_left_and_its_fullest_gpu() -> None:
     lefts = (Left((16, 16), 32_000, 1), Left((16, 7), 32_000, 1), Left((4, 16), 8000, 1))
     best_fit = BestFit([Start("t", T4, left) for left in lefts])
-    seen = [best_fit.look(T4, left) for left in lefts]
-    assert max(seen, key=lambda node: best_fit.score(PodKind(5, 1, 1000), node)) == seen[2]
+    seen = [best_fit.appraise(T4, left) for left in lefts]
+    assert max(seen, key=lambda node: best_fit.gain(PodKind(5, 1, 1000), node)) == seen[2]
     assert [best_fit.gpus(PodKind(5, 1, 1000), node) for node in seen[1:]] == [[1], [1]]
-    assert max(best_fit.score(PodKind(17, 1), node) for node in seen) == NEVER
+    assert max(best_fit.gain(PodKind(17, 1), node) for node in seen) == NEVER
 
 
 PUBLISHED = {

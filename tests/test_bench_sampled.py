@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bench.policies import BestFit, Fgd, SamplingPlacer, nodes_to_find, passes, placed
-from gpu_device_plugin.core.value.marginal_value import NEVER, Left
-from gpu_device_plugin.core.value.placing import ByFullness, ByValue, Policy, Start
+from gpu_device_plugin.core.value.marginal_value import NEVER, Appraiser, Left
+from gpu_device_plugin.core.value.placing import ByFullness, Policy, Start
 from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.programs.simulate.experiment import gpu_nodes
@@ -117,7 +117,7 @@ def test_of_all_nodes_every_one_that_fits_is_in_the_sample_in_the_order_of_nodes
     nodes = [Start.empty(f"n{at}", rng.choice((T4, MIXED))) for at in range(130)]
     mix = dict.fromkeys(kinds, 1.0)
     policies: tuple[Policy[Any], ...] = (
-        ByValue(learn(mix, gpu_nodes(nodes))),
+        Appraiser(learn(mix, gpu_nodes(nodes))),
         Fgd(mix),
         BestFit(nodes),
         *(ByFullness(name) for name in ("binpack", "spread")),

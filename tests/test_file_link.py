@@ -10,7 +10,7 @@ import pytest
 
 from gpu_device_plugin.features.limits.contract import LIMIT_FILES
 from gpu_device_plugin.features.mps.contract import MPS_FILES, STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
-from gpu_device_plugin.file_link import FileLink, HelperLink, HelperWords
+from gpu_device_plugin.file_link import FileLink, HelperLink
 from tests.patience import beside, eventually
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOW_S = 1000.0
-WORDS = HelperWords("the helper", "no helper", "no directory", "silent", 10.0, ": mount it")
+WORDS = "the helper", "no helper", "no directory", "silent", 10.0, ": mount it"
 A = "GPU-a"
 READY = {A: MpsGpu(MpsStatus.READY)}
 
@@ -38,7 +38,7 @@ class Meeting:
 
     def agent_starts(self) -> None:
         """Replace the agent by its successor."""
-        self.agent = FileLink(self.directory, MPS_FILES, WORDS, lambda: self.now_s)
+        self.agent = FileLink(self.directory, MPS_FILES, lambda: self.now_s, *WORDS)
         self.agent.take_up()
 
     def hears(self) -> Mapping[str, int] | None:

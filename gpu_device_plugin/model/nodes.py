@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Self
 
 from gpu_device_plugin.model.contract.keys import HOSTNAME
 from gpu_device_plugin.model.contract.nodelabels import switched_on
@@ -49,6 +49,11 @@ class NodeRecord:
     taints: tuple[Taint, ...] = ()
     created: str = ""
     """RFC 3339, in UTC."""
+
+    @classmethod
+    def of(cls, node: NodeRecord, **changes: Any) -> Self:
+        """Return a node as one of this class, with other or more fields."""
+        return cls(**{each.name: getattr(node, each.name) for each in fields(node)} | changes)
 
     @property
     def shares_gpus(self) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations
 from math import comb
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from gpu_device_plugin.model.memory import format_mib
@@ -77,13 +76,11 @@ Ranks: TypeAlias = "Callable[[Demand], Rank]"
 
 FIT = "fit"
 
-POLICIES: Mapping[str, Rank] = MappingProxyType(
-    {
-        FIT: lambda room: room.free,
-        "binpack": lambda room: room.free,
-        "spread": lambda room: -room.free,
-    }
-)
+POLICIES: Mapping[str, Rank] = {
+    FIT: lambda room: room.free,
+    "binpack": lambda room: room.free,
+    "spread": lambda room: -room.free,
+}
 """`binpack` fills one GPU before the next and keeps the others unused; `spread` takes the emptiest. `fit` takes the GPU
 that costs the node the least placement value (`core.value`); only the scheduler extender knows which pods come, and
 where it does not decide, `fit` is `binpack`."""

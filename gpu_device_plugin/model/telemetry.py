@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -156,16 +155,14 @@ class GpuReading:
     """Memory in use by anybody, without the driver's own reservation; None: unknown."""
 
 
-FAULTS: Mapping[str, tuple[str, Callable[[GpuTelemetry], bool]]] = MappingProxyType(
-    {
-        "ecc-uncorrected": ("uncorrected memory errors", lambda gpu: bool(gpu.ecc_uncorrected)),
-        "memory-repair-pending": ("a repair of its memory waits for a reset", lambda gpu: bool(gpu.repair_pending)),
-        "memory-not-repaired": ("a repair of its memory failed", lambda gpu: bool(gpu.repair_failed)),
-        "slowed-by-heat": (
-            "its clocks are lowered by heat",
-            lambda gpu: bool((gpu.throttle or 0) & BY_HEAT),
-        ),
-    }
-)
+FAULTS: Mapping[str, tuple[str, Callable[[GpuTelemetry], bool]]] = {
+    "ecc-uncorrected": ("uncorrected memory errors", lambda gpu: bool(gpu.ecc_uncorrected)),
+    "memory-repair-pending": ("a repair of its memory waits for a reset", lambda gpu: bool(gpu.repair_pending)),
+    "memory-not-repaired": ("a repair of its memory failed", lambda gpu: bool(gpu.repair_failed)),
+    "slowed-by-heat": (
+        "its clocks are lowered by heat",
+        lambda gpu: bool((gpu.throttle or 0) & BY_HEAT),
+    ),
+}
 """The faults for which the agent puts a GPU aside where the setting `cordon_on` has their codes, each with a clause
 about the GPU. `features.cordon.node` counts how long they last; here every program can read the setting."""

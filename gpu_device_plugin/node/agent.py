@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.allocations import Allocation, Place
     from gpu_device_plugin.model.limits import LimitState
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.node.extension import F, Server
+    from gpu_device_plugin.node.extension import Server
     from gpu_device_plugin.node.feature_context import FeatureSpec
     from gpu_device_plugin.node.node_cluster import NodeCluster
     from gpu_device_plugin.node.rules.node_config import NodeConfig
@@ -190,7 +190,7 @@ class NodeAgent:
     def _parts(self) -> list[Coroutine[Any, Any, NoReturn]]:
         """Return what runs together."""
         entries = self.reconciler.checkpoint_entries
-        return [
+        parts = [
             self.hardware.run(),
             self.configuration.run(),
             self.config.follow(self._take_config),
@@ -201,21 +201,10 @@ class NodeAgent:
             self.reconciler.rounds.follow(self._round_over),
             entries.follow(self._holders_changed),
             *(more.follow(self._holders_changed) for more in self._further_entries),
-            *(() if self.cluster is None else self._parts_with(self.cluster)),
         ]
-
-    def _parts_with(self, cluster: NodeCluster) -> Iterable[Coroutine[Any, Any, NoReturn]]:
-        yield cluster.run()
-        yield cluster.users.follow(self.reconciler.users_changed)
-        yield self.reconciler.checkpoint_entries.follow(cluster.learn)
-
-    def of(self, kind: type[F]) -> F:
-        """Return a feature of this agent.
-
-        Raises:
-            LookupError: it has none of that kind.
-        """
-        return self.features.of(kind)
+        if (cluster := self.cluster) is not None:
+            parts += [cluster.run(), cluster.users.follow(self.reconciler.users_changed), entries.follow(cluster.learn)]
+        return parts
 
     def reload(self, wanted: NodeSettings) -> None:
         """Apply those changes of settings that need no restart, and report the others."""
@@ -239,11 +228,6 @@ class NodeAgent:
             inventory=config.facts.inventory,
             fenced={offer.shared.gpu.uuid: len(offer.fenced) for offer in self.advertiser.offers.get(SHARES, ())},
             streams=self.registration.outages(),
-            use=None,
-            limit_states=None,
-            containers_over=None,
-            mps=None,
-            telemetry=None,
         )
         return self.features.measured(known)
 
@@ -303,7 +287,7 @@ class NodeAgent:
         if event is RegistrationEvent.REGISTERED:
             self._tell_kubelet()  # it may have started while the plugin was being prepared
             self.reconciler.registered()
-            self.plugin.registered.set()
+            self.plugin.registered.set(self.plugin.registered.value + 1)
         self.reports.registration(event, details)
 
     def _round_over(self, _round: int) -> None:

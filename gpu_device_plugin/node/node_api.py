@@ -64,9 +64,6 @@ class Happenings:
 class NodeApi:
     """That of an agent without the API, which knows no pod and posts no Event; see `NodeCluster`."""
 
-    has_access = False
-    """Whether there is an API."""
-
     def __init__(self) -> None:
         self.node: Observable[NodeRecord | None] = Observable(None)
         """Our node as last read, with all labels and its allocatable resources; None: not yet."""

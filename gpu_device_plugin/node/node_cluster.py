@@ -47,8 +47,6 @@ _log = logging.getLogger(__name__)
 class NodeCluster(NodeApi):
     """The API of an agent that has access to it, over one client."""
 
-    has_access = True
-
     def __init__(
         self,
         server: ClusterConfig,
@@ -127,7 +125,7 @@ class NodeCluster(NodeApi):
     async def cordon(self, uuid: str, cordon: Cordon) -> bool:
         """Put a GPU of our node aside, unless it is; return whether it is now."""
         try:
-            self.node.set(await self._self.cordon(uuid, cordon))
+            self.node.set(await self._self.change_cordons(lambda now: {uuid: cordon, **now}))
         except (ApiError, MalformedAnnotationError) as error:
             _log.warning("GPU %s cannot be put aside: %s", uuid, error, extra={"once_per_s": 600})
             return False

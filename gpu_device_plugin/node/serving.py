@@ -157,8 +157,8 @@ class DevicePlugin:
         self.serving = Observable(Serving(ServingMode.DEVICE_PLUGIN))
         self.deregistering = False
         """The plugin registers for the last time, and has the kubelet call nothing before containers start."""
-        self.registered = asyncio.Event()
-        """Set when the kubelet has registered a resource."""
+        self.registered = Observable(0)
+        """How often the kubelet has registered a resource."""
 
     async def alive(self) -> tuple[str, ...]:
         """Return the faults that only a restart can resolve, as sentences."""

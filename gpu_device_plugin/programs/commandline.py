@@ -6,7 +6,6 @@ import argparse
 import os
 import shutil
 import sys
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.core.report.text.columns import Line, Tone
@@ -111,9 +110,7 @@ def resources_in(arguments: argparse.Namespace, environ: Mapping[str, str]) -> S
 # --- Output that stays safe whatever text nodes and pods contain ------------------------------------------------------
 
 
-_CODES: Mapping[Tone, str] = MappingProxyType(
-    {Tone.HEADING: "1", Tone.GOOD: "32", Tone.WARNING: "33", Tone.BAD: "31", Tone.FAINT: "2"}
-)
+_CODES: Mapping[Tone, str] = {Tone.HEADING: "1", Tone.GOOD: "32", Tone.WARNING: "33", Tone.BAD: "31", Tone.FAINT: "2"}
 """Of ECMA-48's Select Graphic Rendition."""
 UNBOUNDED = 10_000
 """Columns, where the output goes to no terminal."""

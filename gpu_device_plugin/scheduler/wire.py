@@ -95,12 +95,20 @@ class _Object(Struct, gc=False):
     metadata: _Meta
 
 
+class _Container(Struct, gc=False):
+    ports: list[dict[str, Any]] | None = None
+
+
 class _Spec(Struct, rename="camel", gc=False):
     node_selector: Raw = _ABSENT
     affinity: Raw = _ABSENT
     tolerations: Raw = _ABSENT
     topology_spread_constraints: Raw = _ABSENT
     preemption_policy: str | None = None
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+    resource_claims: list[Raw] | None = None
+    volumes: list[dict[str, Raw]] | None = None
 
 
 class _Status(Struct, rename="camel", gc=False):
@@ -115,25 +123,6 @@ class _Pod(Struct, gc=False):
     metadata: _Namespaced = field(default_factory=_Namespaced)
     spec: _Spec = field(default_factory=_Spec)
     status: _Status = field(default_factory=_Status)
-
-
-class _Container(Struct, gc=False):
-    ports: list[dict[str, Any]] | None = None
-
-
-class _Neighbourly(Struct, rename="camel", gc=False):
-    """What of a pod's spec other pods may keep off a node, besides its requests."""
-
-    containers: list[_Container] | None = None
-    init_containers: list[_Container] | None = None
-    affinity: dict[str, Any] | None = None
-    topology_spread_constraints: list[Raw] | None = None
-    resource_claims: list[Raw] | None = None
-    volumes: list[dict[str, Raw]] | None = None
-
-
-class _Neighbour(Struct, gc=False):
-    spec: _Neighbourly = field(default_factory=_Neighbourly)
 
 
 class _PreemptionArgs(Struct, rename="pascal", gc=False):
@@ -201,17 +190,17 @@ def fits_by_requests_alone(pod: bytes | Raw) -> bool:
     the pod cannot be decoded.
     """
     try:
-        spec = _decode(pod, _Neighbour).spec
+        spec = _decode(pod, _Pod).spec
+        affinity = {} if spec.affinity in _NOTHING else _decode(spec.affinity, dict[str, Any])
     except UnreadableRequestError:
         return False
     ports = [port for each in (*(spec.init_containers or ()), *(spec.containers or ())) for port in each.ports or ()]
-    affinity = spec.affinity or {}
     volumes = (kind for volume in spec.volumes or () for kind in volume if kind != "name")
     return not (
         any(port.get("hostPort") for port in ports)
         or affinity.get("podAffinity")
         or affinity.get("podAntiAffinity")
-        or spec.topology_spread_constraints
+        or spec.topology_spread_constraints not in (*_NOTHING, Raw(b"[]"))
         or spec.resource_claims
         or not _UNLIMITED_VOLUMES.issuperset(volumes)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader
@@ -14,9 +14,10 @@ from gpu_device_plugin.core.cluster.held_instances import instance_pod
 from gpu_device_plugin.core.cluster.node_report import NodeView
 from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.features.claims.claim_objects import read_claim
-from gpu_device_plugin.features.use.contract import STALE_S, NodeReport, node_report
+from gpu_device_plugin.features.use.contract import NO_REPORT, STALE_S, NodeReport, node_report
 from gpu_device_plugin.fleet import Fleet, FleetEntry
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import MOST_WRITTEN
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.view.objects import readable
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.held_instances import InstancePod
     from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
     from gpu_device_plugin.features.claims.contract import Claim
-    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
 
@@ -46,25 +46,14 @@ _OF_MIG = b"/mig-"
 
 
 @dataclass(frozen=True, slots=True)
-class FollowedNode:
-    """A node as the API shows it."""
+class FollowedNode(NodeRecord):
+    """A node as the API shows it. A heartbeat changes nothing of it."""
 
-    record: NodeRecord
-    read_s: float
+    read_s: float = field(default=0.0, compare=False)
     """When it was read, seconds since the epoch."""
-    report: NodeReport
-    problems: tuple[str, ...] = ()
+    report: NodeReport = field(default=NO_REPORT, compare=False)
+    problems: tuple[str, ...] = field(default=(), compare=False)
     """A sentence for each annotation of its agent that cannot be parsed."""
-
-    @property
-    def uid(self) -> str:
-        """Identifies the node for ever."""
-        return self.record.uid
-
-    @property
-    def resource_version(self) -> str:
-        """Its version."""
-        return self.record.resource_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +134,7 @@ class FollowedCluster:
         """
         record, now_s = self._node_reader.read(raw), self._wall_s()
         report, problems = node_report(record.annotations, now_s)
-        return FollowedNode(record, now_s, report, problems)
+        return FollowedNode.of(record, read_s=now_s, report=report, problems=problems)
 
     def read_pod(self, raw: msgspec.Raw) -> FollowedPod | None:
         """Read a pod from its JSON; None for one that asks for no GPU and names no claim by which it could.
@@ -203,7 +192,7 @@ class FollowedCluster:
                 Occupant(entry.uid, entry.usage, entry.priority, entry.deleting, {}, entry.namespace, entry.name)
                 for entry in self.fleet.on_node(name)
             ),
-            record=node.record,
+            record=node,
             report=report if (age_s := report.use_age_s) is None else replace(report, use_age_s=age_s + waited_s),
             instance_pods=tuple(sorted(holders, key=lambda pod: (pod.namespace, pod.name, pod.uid))),
         )
@@ -268,25 +257,22 @@ class FollowedCluster:
 
     def put_node(self, node: FollowedNode) -> None:
         """Add or update a node."""
-        record = node.record
-        memory, count = (record.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
-        before = self._nodes.get(record.name)
-        self._nodes[record.name] = node
-        gpus = gpus_of_node(record.annotations, record.labels, memory, count)
-        self.fleet.put_node(record.name, gpus)
-        (self._serving.add if gpus.claims else self._serving.discard)(record.name)
-        # A heartbeat changes nothing.
-        if before is None or before.record != record:
-            self._touched.add(record.name)
+        memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
+        before = self._nodes.get(node.name)
+        self._nodes[node.name] = node
+        gpus = gpus_of_node(node.annotations, node.labels, memory, count)
+        self.fleet.put_node(node.name, gpus)
+        (self._serving.add if gpus.claims else self._serving.discard)(node.name)
+        if before != node:
+            self._touched.add(node.name)
             self._on_change()
 
     def remove_node(self, node: FollowedNode) -> None:
         """Remove a node."""
-        name = node.record.name
-        if self._nodes.pop(name, None) is not None:
-            self.fleet.remove_node(name)
-            self._serving.discard(name)
-            self._touched.add(name)
+        if self._nodes.pop(node.name, None) is not None:
+            self.fleet.remove_node(node.name)
+            self._serving.discard(node.name)
+            self._touched.add(node.name)
             self._on_change()
 
     def put_pod(self, each: FollowedPod) -> None:

@@ -125,7 +125,7 @@ def decoded(raw: bytes | msgspec.Raw, kind: type[T]) -> T:
         UnreadableObjectError: `raw` is no such object.
     """
     noun = kind.__name__.strip("_").removesuffix("Object").lower()
-    return decoding.decoded(msgspec.json.Decoder(kind), raw, noun)
+    return decoding.decoded(raw, kind, noun)
 
 
 def escaped(text: str) -> str:

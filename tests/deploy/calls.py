@@ -22,6 +22,7 @@ PACKAGE = Path(gpu_device_plugin.__path__[0])
 VERBS = {
     "get": "get",
     "pages": "list",
+    "objects": "list",
     "newest": "list",
     "watch": "watch",
     "create": "create",

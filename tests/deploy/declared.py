@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from gpu_device_plugin import metrics
-from gpu_device_plugin.core.report.gauges import ExtenderMetrics, NodeMetrics
+from gpu_device_plugin.core.report.gauges import ExtenderMetrics
 from tests.nodes import node
+from tests.reports import idle_metrics
 
 TARGET = frozenset({"node", "pod", "container", "namespace", "job", "instance"})
 """What every series gets beside its own labels, by the operator or by the configuration without it."""
@@ -21,7 +22,7 @@ _OTHERS = {
 
 def labels_by_metric() -> dict[str, set[str]]:
     """Return every metric of both programs and of kube-state-metrics, as Prometheus shows it."""
-    read_off = [gauge for state in (NodeMetrics(node(8)), ExtenderMetrics()) for gauge, _ in state.gauges()]
+    read_off = [gauge for state in (idle_metrics(node(8)), ExtenderMetrics()) for gauge, _ in state.gauges()]
     counts = (*metrics.COUNTS, *metrics.EXTENDER_COUNTS)
     durations = (*metrics.DURATIONS, *metrics.EXTENDER_DURATIONS)
     return {

@@ -39,6 +39,7 @@ def context(proc: Path | None = None, **known: Any) -> NodeContext:
         "limit_states": Observable({}),
         "metrics": Metrics(),
         "api": NodeApi(),
+        "cluster": None,
         "records": SimpleNamespace(over=frozenset()),
         "other_plugins": SimpleNamespace(alone=lambda: True),
         "features": Features(),

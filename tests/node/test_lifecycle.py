@@ -220,7 +220,7 @@ async def test_probes_and_metrics_show_what_the_agent_does() -> None:
             MEM: True,
             COUNT: True,
         }
-        await node.until(lambda: len(agent.of(UseReports).now().parts) == 2)
+        await node.until(lambda: len(agent.features.of(UseReports).now().parts) == 2)
         status, text = await page(port, "/use")
         assert status == 200
         assert (0, 3072) in [(part.gpu, part.granted_mib) for part in read_node_use(text, SERVED).parts]
@@ -248,7 +248,7 @@ async def test_the_condition_of_the_gpus_is_not_read_where_it_is_off() -> None:
     async with world([T4], condition="off") as node:
         agent = node.launch()
         await node.ready()
-        await agent.of(History).telemetry.after(0)
+        await agent.features.of(History).telemetry.after(0)
         assert agent.metrics_state().telemetry == {}
 
 

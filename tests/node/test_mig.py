@@ -354,7 +354,7 @@ async def test_the_use_of_an_instance_is_that_of_its_container() -> None:
         event = {"at": "0s", "gpu": 0, "instance": uuid, "processes": [{"pid": 11, "used": "3GiB"}], "used": "3GiB"}
         there.node.hardware(h100("1g.10gb*2"), T4, events=[event])
         assert there.node.agent is not None
-        reading = there.node.agent.of(Use).reading
+        reading = there.node.agent.features.of(Use).reading
         await there.node.until(
             lambda: (
                 [(use.pod_uid, use.uuid, use.used_mib) for use in reading.value.containers] == [(made.uid, uuid, 3072)]

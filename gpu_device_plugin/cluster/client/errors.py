@@ -149,8 +149,6 @@ class _Status(msgspec.Struct):
 
 
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
-_EMPTY = _Status()
-_NO_DETAILS = _Details()
 
 
 def _answer(status: int, reason: str = "") -> str:
@@ -174,10 +172,10 @@ def error_from(
     try:
         parsed = msgspec.json.decode(body, type=_Status)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        parsed = _EMPTY
+        parsed = _Status()
     status = status or parsed.code
     kind = _TYPES.get(status, UnavailableError if status >= 500 or not status else ApiError)
-    details = parsed.details or _NO_DETAILS
+    details = parsed.details or _Details()
     patience = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
     patience = patience or float(max(0, details.retry_after_seconds))
     why = _why(call, kind, status, parsed)
@@ -205,7 +203,7 @@ def _why(call: Call, kind: type[ApiError], status: int, parsed: _Status) -> str:
     if kind is UnauthorizedError:
         return f"{answer}; the API server does not accept our token or certificate"
     if kind is InvalidError:
-        causes = (parsed.details or _NO_DETAILS).causes or ()
+        causes = (parsed.details or _Details()).causes or ()
         fields = ", ".join(f"{cause.field} ({cause.reason})" for cause in causes if cause.field)
         if fields:
             return f"{answer}: {fields}"[:_LONGEST_QUOTE]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -163,7 +164,6 @@ class PodReader:
         self._limits_made: Shared[tuple[object, ...], Mapping[str, int]] = Shared()
         self._names: Shared[str, str] = Shared(_MOST_NAMES)
         self._owners: Shared[tuple[str, ...], Owner] = Shared(_MOST_NAMES)
-        self._decoder = msgspec.json.Decoder(_Pod)
 
     def read(self, raw: bytes | msgspec.Raw) -> tuple[Pod, tuple[str, ...]]:
         """Return the pod, and a sentence each for the first limits that were ignored as they are not whole numbers.
@@ -171,7 +171,7 @@ class PodReader:
         Containers that request none of our resources are omitted; each container carries its index.
         Raises UnreadableObjectError.
         """
-        pod = decoded(self._decoder, raw, "pod")
+        pod = decoded(raw, _Pod, "pod")
         meta, spec = named(pod.metadata, "pod"), pod.spec
         containers: list[Container] = []
         ignored: list[str] = []
@@ -223,7 +223,7 @@ class PodReader:
 
         Requests that are invalid, or of too many containers, count as none. Raises UnreadableObjectError.
         """
-        pod = decoded(self._decoder, raw, "pod")
+        pod = decoded(raw, _Pod, "pod")
         meta = named(pod.metadata, "pod")
         return OtherPod(
             meta.uid,
@@ -267,14 +267,18 @@ def _is_large(requests: Mapping[str, int] | None) -> bool:
     return requests is not None and (len(requests) > _MOST_REQUESTED or weight(tuple(requests)) > _LONGEST_REQUESTED)
 
 
-def decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: str) -> T:
+_decoder_of = cache(msgspec.json.Decoder)  # to make one takes as long as to decode a pod
+
+
+def decoded(raw: bytes | msgspec.Raw, form: type[T], what: str) -> T:
     """Decode an object. Raises UnreadableObjectError."""
     try:
-        return decoder.decode(raw)
+        found: T = _decoder_of(form).decode(raw)  # type: ignore[arg-type]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         # UnicodeDecodeError contains the bytes themselves, so it is not attached.
         why = str(error) if isinstance(error, msgspec.DecodeError) else "not UTF-8"
         raise UnreadableObjectError(f"not a {what}: {why}") from None
+    return found
 
 
 def named(meta: M, what: str) -> M:
@@ -312,9 +316,6 @@ class _NodeInfo(msgspec.Struct, gc=False, rename="camel"):
     container_runtime_version: str = ""
 
 
-_NO_INFO = _NodeInfo()
-
-
 class _NodeStatus(msgspec.Struct, gc=False, rename="camel"):
     capacity: dict[str, Any] | None = None
     allocatable: dict[str, Any] | None = None
@@ -342,13 +343,12 @@ class NodeReader:
         """Keep amounts of `resources` (None: of all), annotations whose key `keep` accepts, and such labels or all."""
         self._resources = None if resources is None else tuple(sys.intern(name) for name in resources)
         self._keep, self._all_labels = keep, labels
-        self._decoder = msgspec.json.Decoder(_Node)
 
     def read(self, raw: bytes | msgspec.Raw) -> NodeRecord:
         """Return the node; an amount that is not a whole number counts as absent. Raises UnreadableObjectError."""
-        node = decoded(self._decoder, raw, "node")
+        node = decoded(raw, _Node, "node")
         meta, status = named(node.metadata, "node"), node.status
-        info = status.node_info or _NO_INFO
+        info = status.node_info or _NodeInfo()
         return NodeRecord(
             meta.name,
             meta.uid,
@@ -392,28 +392,14 @@ class _MetadataOnly(msgspec.Struct, gc=False):
     metadata: ObjectMeta
 
 
-_METADATA = msgspec.json.Decoder(_MetadataOnly)
-
-
 def read_metadata(raw: bytes | msgspec.Raw) -> ObjectMeta:
     """Read the metadata of any object. Raises UnreadableObjectError."""
-    return decoded(_METADATA, raw, "Kubernetes object").metadata
-
-
-class _VersionOnly(msgspec.Struct, rename="camel", gc=False):
-    resource_version: str = ""
-
-
-class _Versioned(msgspec.Struct, gc=False):
-    metadata: _VersionOnly
-
-
-_VERSIONED = msgspec.json.Decoder(_Versioned)
+    return decoded(raw, _MetadataOnly, "Kubernetes object").metadata
 
 
 def read_version(raw: bytes | msgspec.Raw) -> int:
-    """Read only the resource version of any object; 0 if it has none. Raises UnreadableObjectError."""
-    return version_number(decoded(_VERSIONED, raw, "Kubernetes object").metadata.resource_version)
+    """Read the resource version of any object; 0 if it has none. Raises UnreadableObjectError."""
+    return version_number(read_metadata(raw).resource_version)
 
 
 def version_number(version: str) -> int:

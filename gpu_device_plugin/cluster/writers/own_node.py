@@ -86,21 +86,24 @@ class OwnNode:
             await self._client.patch(NODES, self.name, {"metadata": {"uid": node.uid, **changes}})
         return bool(changes)
 
-    async def cordon(self, uuid: str, cordon: Cordon, *, attempts: int = 5) -> NodeRecord:
-        """Add a cordon to those of the node, unless this GPU has one; return the node as it is then.
+    async def change_cordons(
+        self, change: Callable[[Mapping[str, Cordon]], Mapping[str, Cordon]], *, attempts: int = 5
+    ) -> NodeRecord:
+        """Change the cordons of the node as it is now, if `change` makes others of them; return it as it is then.
 
         Written only on the node as it was read, so that nobody's change is lost; several `attempts` in case it changes.
 
         Raises:
-            MalformedAnnotationError: the cordons there cannot be read, and are left as they are.
+            MalformedAnnotationError: the cordons there cannot be read, and are left as they are; or not written.
             ApiError: it was not written.
         """
         while True:
             node, attempts = await self.read(), attempts - 1
-            cordons = read_cordons(node.annotations[CORDONS]) if CORDONS in node.annotations else {}
-            if uuid in cordons:
+            before = read_cordons(node.annotations[CORDONS]) if CORDONS in node.annotations else {}
+            cordons = change(before)
+            if cordons == before:
                 return node
-            marks = {CORDONS: write_cordons({**cordons, uuid: cordon}) or ""}
+            marks = {CORDONS: write_cordons(cordons)}
             there = {"uid": node.uid, "resourceVersion": node.resource_version}
             try:
                 await self._client.patch(NODES, self.name, {"metadata": {**there, "annotations": marks}})
@@ -108,7 +111,8 @@ class OwnNode:
                 if not attempts:
                     raise
                 continue
-            return replace(node, annotations={**node.annotations, **marks})
+            others = {key: text for key, text in node.annotations.items() if key != CORDONS}
+            return replace(node, annotations=others | {key: text for key, text in marks.items() if text is not None})
 
     async def keep(self, wanted: Observable[NodeMetadata], *, again_s: float = 600.0) -> NoReturn:
         """Publish the newest of `wanted`; check the node again on every change and after `again_s`.

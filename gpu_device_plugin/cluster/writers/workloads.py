@@ -112,7 +112,7 @@ async def workload_of(client: Client, owner: Owner, namespace: str, *, timeout_s
         kind = OWNERS.get(owner.kind)
         if kind is None or not owner.api_version.startswith(f"{kind.group}/"):
             raise NotScalableError(f"{owner.kind} {owner.name} ({owner.api_version}) owns it, and decides its replicas")
-        answer = await client.get(kind, owner.name, namespace=namespace, timeout_s=timeout_s)
+        answer = await client.get(OWNERS[owner.kind], owner.name, namespace=namespace, timeout_s=timeout_s)
         found = answer.decoded(_Controller, f"a {owner.kind}")
         meta = found.metadata
         if meta.uid != owner.uid:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -76,7 +77,7 @@ class _Trial:
         self._fullest = sorted(nodes, key=lambda name: (sum(nodes[name].summary.frees), name))
         self._worth_trying: dict[Ask, list[str]] = {}
         """Where an equal pod may still fit: room only becomes less."""
-        self._packers: dict[Ask, Packer] = {}
+        self._packer = cache(Packer)
 
     def places(self, leaver: str, residents: Sequence[Resident]) -> Generator[None, None, tuple[Move, ...] | Resident]:
         """Return places for all pods of a node, taken, or the first pod that has none."""
@@ -96,9 +97,7 @@ class _Trial:
     def place(self, leaver: str, pod: Resident, after_them: dict[str, Candidate]) -> Generator[None, None, Move | None]:
         """Return a place for one pod of a node, and note it in `after_them`; None: there is none."""
         names = self._worth_trying.setdefault(pod.ask, self._fullest)
-        packer = self._packers.get(pod.ask)
-        if packer is None:
-            packer = self._packers[pod.ask] = Packer([part.demand for part in pod.ask.parts])
+        packer = self._packer(pod.ask.demands)
         vain: set[str] = set()
         chosen = None
         for number, name in enumerate(names):

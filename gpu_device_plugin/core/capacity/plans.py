@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from heapq import nlargest
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 
     from gpu_device_plugin.core.capacity.movable import Goal, Resident, Site
-    from gpu_device_plugin.core.cluster.pod_demand import Ask
     from gpu_device_plugin.core.cluster.usage import Occupant
     from gpu_device_plugin.model.placing import Placement
 
@@ -168,7 +168,7 @@ class _Search:
         """No pod of a higher priority is moved; None: any may be."""
         self._budgets = budgets
         self._effort = Effort(most_steps)
-        self._packers: dict[Ask, Packer] = {}
+        self._packer = cache(Packer)
         self._known: dict[Fits, list[Way]] = {}
         """By what a pod needs, its places on the nodes as they were, the least wasteful first; one of each node."""
         self._best: _State | None = None
@@ -234,9 +234,7 @@ class _Search:
         self, state: _State, want: Fits, closed: Closed, most: int
     ) -> Generator[None, None, list[tuple[int, str]]]:
         """Return nodes that the fewest pods have to leave for a pod, and how many; of many nodes the emptiest."""
-        gpus = sum(
-            part.demand.gpus if part.demand.kind is Kind.MEMORY else part.demand.amount for part in want.ask.parts
-        )
+        gpus = sum(each.gpus if each.kind is Kind.MEMORY else each.amount for each in want.ask.demands)
         sites = [self._at(state, name) for name in self._sites if name not in closed]
         emptiest = nlargest(len(sites), sites, key=lambda site: sum(site.node.summary.frees[:gpus]))
         found: list[tuple[int, str]] = []
@@ -250,7 +248,7 @@ class _Search:
         return sorted(found)
 
     def _has_room(self, site: Site, want: Fits) -> bool:
-        return want.allows(site) and unfit(want.ask, site.node, self._packer(want.ask)) is None
+        return want.allows(site) and unfit(want.ask, site.node, self._packer(want.ask.demands)) is None
 
     def _leaving(
         self, site: Site, want: Fits, stuck: Collection[str] = ()
@@ -258,7 +256,7 @@ class _Search:
         """Return the pods that may make room on GPUs of a node, without those that are `stuck`, with these GPUs."""
         if not replace(want, amounts=NO_AMOUNTS).allows(site):
             return None
-        why = unfit(want.ask, site.node, self._packer(want.ask))
+        why = unfit(want.ask, site.node, self._packer(want.ask.demands))
         if why is not None and why.unresolvable:
             return None
         movable = {each.pod for each in site.residents if self._may_go(each) and each.pod.uid not in stuck}
@@ -344,7 +342,7 @@ class _Search:
         if want not in self._known:
             found = []
             for site in self._sites.values():
-                if want.allows(site) and self._packer(want.ask).all_fit_alone(site.node.summary):
+                if want.allows(site) and self._packer(want.ask.demands).all_fit_alone(site.node.summary):
                     yield from self._took(1)
                     found.append(self._way(site, want, ()))
             self._known[want] = sorted((way for way in found if way is not None), key=lambda way: way[:2])
@@ -372,11 +370,6 @@ class _Search:
 
     def _at(self, state: _State, name: str) -> Site:
         return state.changed.get(name) or self._sites[name]
-
-    def _packer(self, ask: Ask) -> Packer:
-        if ask not in self._packers:
-            self._packers[ask] = Packer([part.demand for part in ask.parts])
-        return self._packers[ask]
 
     def _took(self, steps: int) -> Steps:
         """Count steps, and yield where it is time. Raises TooLongError if no step is left."""

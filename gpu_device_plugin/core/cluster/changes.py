@@ -16,7 +16,7 @@ K = TypeVar("K", bound="Hashable")
 
 
 class ChangeLog(Generic[K]):
-    """The number of each thing's last change. Changes are numbered by the writer, from 1, and never backwards."""
+    """The number of each thing's last change. Changes are numbered from 1, and never backwards."""
 
     def __init__(self, most: int = 10_000) -> None:
         """Remember the last change of so many things. A reader that lags further behind reads everything again."""
@@ -24,10 +24,12 @@ class ChangeLog(Generic[K]):
         self._numbers: OrderedDict[K, int] = OrderedDict()
         """The latest at the end."""
         self._forgotten = 0
+        self.latest = 0
+        """The number of the last change."""
 
-    def add(self, what: K, number: int) -> None:
-        """Note a change."""
-        self._numbers[what] = number
+    def add(self, what: K, number: int | None = None) -> None:
+        """Note a change, by the writer's number or the next one."""
+        self._numbers[what] = self.latest = self.latest + 1 if number is None else number
         self._numbers.move_to_end(what)
         if len(self._numbers) > self._most:
             _, self._forgotten = self._numbers.popitem(last=False)
@@ -50,7 +52,6 @@ class View:
     def __post_init__(self) -> None:
         self._nodes: dict[str, Candidate] = {}
         self._changes: ChangeLog[str] = ChangeLog()
-        self._latest = 0
 
     @property
     def candidates(self) -> Mapping[str, Candidate]:
@@ -64,7 +65,7 @@ class View:
         None instead of names: `mark` is too old, and any node may have changed. The first mark is 0.
         """
         self._current()
-        return self._latest, self._changes.since(mark)
+        return self._changes.latest, self._changes.since(mark)
 
     def put(self, name: str, node: Candidate | None) -> None:
         """Store the current state of a node; None removes it."""
@@ -72,5 +73,4 @@ class View:
             self._nodes[name] = node
         elif self._nodes.pop(name, None) is None:
             return
-        self._latest += 1
-        self._changes.add(name, self._latest)
+        self._changes.add(name)

@@ -72,7 +72,7 @@ def _unfit(ask: Ask, node: Candidate, packer: Packer | None) -> Unfit | None:
         return why
     rooms = allowed(ask, node)
     numbers = _numbers(node, rooms)
-    packer = packer or Packer([part.demand for part in ask.parts])
+    packer = packer or Packer(ask.demands)
     if packer.surely_fits(numbers):
         return None
     if len(ask.parts) == 1:
@@ -100,7 +100,7 @@ def _fit(ask: Ask, node: Candidate, policy: str, ranks: Ranks | None) -> Fit | U
     if why is not None:
         return why
     rooms = allowed(ask, node)
-    demands = [part.demand for part in ask.parts]
+    demands = ask.demands
     found = _packed(node, rooms, _numbers(node, rooms), Packer(demands))
     if isinstance(found, Unfit):
         return found

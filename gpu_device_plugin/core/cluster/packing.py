@@ -137,16 +137,6 @@ class Packer:
             return False
         return all(map(ge, frees[self.whole :], each))
 
-    def left(self, frees: Sequence[int], idle: Sequence[int]) -> list[int] | None:
-        """Return the free shares of GPUs that remain once whole ones are taken, the least first; None: too few idle."""
-        if self.whole > len(idle):
-            return None
-        left = sorted(frees)
-        for free in sorted(idle)[: self.whole] if self.whole else ():
-            # Those with the fewest free shares: no other choice leaves more room.
-            left.remove(free)
-        return left
-
     def __call__(
         self, frees: Sequence[int], idle: Sequence[int], instances: Sequence[int] = (), most_steps: int = MOST_STEPS
     ) -> Packing:
@@ -154,8 +144,13 @@ class Packer:
 
         `idle` are those of the GPUs that may also be taken whole. The search gives up after `most_steps`.
         """
-        left = self.left(frees, idle)
-        return Packing(None, 0) if left is None else self.packing(left, instances, most_steps)
+        if self.whole > len(idle):
+            return Packing(None, 0)
+        left = sorted(frees)
+        for free in sorted(idle)[: self.whole] if self.whole else ():
+            # Those with the fewest free shares: no other choice leaves more room.
+            left.remove(free)
+        return self.packing(left, instances, most_steps)
 
     def packing(self, left: Sequence[int], instances: Sequence[int] = (), most_steps: int = MOST_STEPS) -> Packing:
         """Search with the free shares of GPUs that are `left` once whole ones are taken, and of `instances`."""

@@ -45,6 +45,11 @@ class Ask:
     wishes: GpuPreferences = NO_PREFERENCES
 
     @property
+    def demands(self) -> tuple[Demand, ...]:
+        """Those of its parts."""
+        return tuple([part.demand for part in self.parts])
+
+    @property
     def size(self) -> tuple[int, int]:
         """Its whole GPUs, and the most shares that it asks of one GPU: of several pods the largest is placed first."""
         whole = sum(part.demand.amount for part in self.parts if part.demand.kind is Kind.COUNT)

@@ -54,7 +54,7 @@ class Scorer:
         self._policy = ask.wishes.node_policy or node_policy
         self._gpu_policy = gpu_policy
         self._effort = effort
-        demands = [part.demand for part in ask.parts]
+        demands = ask.demands
         memory, whole = ([demand for demand in demands if demand.kind is kind] for kind in (Kind.MEMORY, Kind.COUNT))
         self._memory = [(demand.amount // demand.gpus, demand.gpus) for demand in memory]
         """(shares of each GPU, GPUs) of each part that asks for memory."""

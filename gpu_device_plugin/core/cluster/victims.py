@@ -45,7 +45,7 @@ class VictimSearch:
     may_go: Callable[[Occupant], bool] = lambda _pod: True
 
     def __post_init__(self) -> None:
-        demands = [part.demand for part in self._ask.parts]
+        demands = self._ask.demands
         self._demands = [demands[n] for n in order(demands)]
         self._rooms = {room.position: room for room in allowed(self._ask, self._node) if room.healthy}
         self._shares: dict[int, dict[Occupant, int]] = {position: {} for position in self._rooms}
@@ -273,7 +273,7 @@ def where_evicting_may_help(
     it does, kube-scheduler finds no pod to evict. It ends early where that takes long.
     """
     effort = Effort(_MOST_STEPS)
-    packer = CachingPacker([part.demand for part in preemptor.ask.parts], effort)
+    packer = CachingPacker(preemptor.ask.demands, effort)
     asked = Counter[Kind]()
     for part in preemptor.ask.parts:
         asked[part.demand.kind] += part.demand.amount
@@ -306,7 +306,7 @@ class _Choice:
     _effort: Effort
 
     def __post_init__(self) -> None:
-        self._packer = CachingPacker([part.demand for part in self._preemptor.ask.parts], self._effort)
+        self._packer = CachingPacker(self._preemptor.ask.demands, self._effort)
         self._staying = [pod for pod in self._occupants if not pod.terminating]
         self._proposed = frozenset(pod for pod in self._staying if pod.uid in self._victims)
         """Those of kube-scheduler's victims that are on GPUs."""

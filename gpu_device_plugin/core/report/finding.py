@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from string import Formatter
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from gpu_device_plugin.core.report.text.columns import Line, Tone
@@ -32,20 +31,18 @@ class Severity(StrEnum):
     """GPUs are not shared, or not safely."""
 
 
-EXIT_CODES: Mapping[Severity, int] = MappingProxyType({Severity.WARNING: 3, Severity.ERROR: 4})
+EXIT_CODES: Mapping[Severity, int] = {Severity.WARNING: 3, Severity.ERROR: 4}
 """The exit code by the worst finding, if not 0. Exit codes 1 and 2 mean that the doctor itself failed."""
 
-_TONES: Mapping[Severity, Tone] = MappingProxyType(
-    {
-        Severity.OK: Tone.GOOD,
-        Severity.NOTE: Tone.PLAIN,
-        Severity.UNKNOWN: Tone.FAINT,
-        Severity.WARNING: Tone.WARNING,
-        Severity.ERROR: Tone.BAD,
-    }
-)
+_TONES: Mapping[Severity, Tone] = {
+    Severity.OK: Tone.GOOD,
+    Severity.NOTE: Tone.PLAIN,
+    Severity.UNKNOWN: Tone.FAINT,
+    Severity.WARNING: Tone.WARNING,
+    Severity.ERROR: Tone.BAD,
+}
 
-_UNCOUNTABLE: Mapping[Severity, str] = MappingProxyType({Severity.OK: "ok", Severity.UNKNOWN: "could not be checked"})
+_UNCOUNTABLE: Mapping[Severity, str] = {Severity.OK: "ok", Severity.UNKNOWN: "could not be checked"}
 """Severities whose count has no plural; the others are counted by their names."""
 
 

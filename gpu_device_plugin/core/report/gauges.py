@@ -130,22 +130,22 @@ class NodeMetrics:
     """A node at one moment, as its agent sees it. What is None is no concern of this agent, and has no gauges."""
 
     node: Node
-    use: NodeUse | None = field(default_factory=lambda: NodeUse(""))
+    use: NodeUse | None = None
     limits: NodeLimits = NO_LIMITS
     """The means of limiting new containers."""
     inventory: Inventory = field(default_factory=Inventory)
     """The GPUs and the driver as last read."""
     fenced: Mapping[str, int] = field(default_factory=dict)
     """The number of fenced shares of GPUs, by UUID."""
-    limit_states: Mapping[str, int] | None = field(default_factory=dict)
+    limit_states: Mapping[str, int] | None = None
     """The number of memory limits by what was read back, a `LimitStatus`."""
-    containers_over: int | None = 0
+    containers_over: int | None = None
     """Containers on one GPU each that have used more than they were granted, for the grace."""
     streams: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
     """By resource: whether the kubelet's ListAndWatch stream is open, and the seconds without one since the start."""
-    mps: Mapping[str, bool] | None = field(default_factory=dict)
+    mps: Mapping[str, bool] | None = None
     """Whether the MPS daemon that a GPU needs is ready, by UUID."""
-    telemetry: Mapping[str, GpuTelemetry] | None = field(default_factory=dict)
+    telemetry: Mapping[str, GpuTelemetry] | None = None
     """The newest condition of GPUs, by UUID."""
 
     def gauges(self) -> Gauges:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.value.placing import ByFullness, ByValue, Placer, Start
+from gpu_device_plugin.core.value.marginal_value import Appraiser
+from gpu_device_plugin.core.value.placing import ByFullness, Placer, Start
 from gpu_device_plugin.core.value.price_learning import Dominance, learning
 from gpu_device_plugin.core.value.workload_mix import joined
 
@@ -172,7 +173,7 @@ def trying(tables: Tables, mix: Mapping[PodKind, float], nodes: Mapping[NodeType
     sample = [Start.empty("", shape) for shape in _sample(nodes, min(_GPUS, _PODS * mean / tables.unit / 2))]
     capacity = sum(sum(node.shape.sizes) for node in sample)
     given = [0.0, 0.0]
-    policies: tuple[Policy[Any], ...] = ByValue(tables), ByFullness("binpack")
+    policies: tuple[Policy[Any], ...] = Appraiser(tables), ByFullness("binpack")
     for seed in range(_ORDERS if mean else 0):
         pods = [bisect_right(sums, place * sums[-1], hi=len(sums) - 1) for place in _evenly(seed, _PODS)]
         came = accumulate(demand[pod] for pod in pods)

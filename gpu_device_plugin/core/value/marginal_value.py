@@ -164,8 +164,10 @@ class Appraiser:
             placement_value,
         )
 
-    def gain(self, kind: PodKind, room: Appraisal) -> float:
+    def gain(self, kind: PodKind, room: Appraisal | None) -> float:
         """Return what a node gains by a pod, in shares: usually a loss; `NEVER` where the pod does not fit."""
+        if room is None:
+            return NEVER
         cpu, memory = room.left.cpu_milli - kind.cpu_milli, room.left.memory_mib - kind.memory_mib
         if cpu < 0 or memory < 0:
             return NEVER

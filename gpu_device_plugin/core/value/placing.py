@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import sys
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from gpu_device_plugin.core.cluster.candidate import Candidate, summary
 from gpu_device_plugin.core.cluster.fitting import Fit, fit, unfit
 from gpu_device_plugin.core.cluster.packing import Effort
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.scoring import Scorer
-from gpu_device_plugin.core.value.marginal_value import NEVER, Appraisal, Appraiser, Left
+from gpu_device_plugin.core.value.marginal_value import NEVER, Left
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.placing import Demand, Room
 from gpu_device_plugin.model.resources import Kind
@@ -20,61 +20,35 @@ from gpu_device_plugin.model.resources import Kind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gpu_device_plugin.core.value.price_learning import Tables
     from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
-
-_MOST_STEPS = 1_000_000
-"""Of the core for the score of one node: none runs out of them."""
 
 Seen = TypeVar("Seen")
 """What a policy remembers of a node until the node changes."""
 
 
-class Policy(ABC, Generic[Seen]):
-    """Scores nodes for one kind of pod, and chooses GPUs."""
+class Policy(Protocol[Seen]):
+    """Chooses nodes for pods, and their GPUs. The policy `fit` is an `Appraiser` by tables that were learned."""
 
-    @abstractmethod
-    def look(self, shape: NodeType, left: Left) -> Seen:
+    def appraise(self, node_type: NodeType, left: Left, /) -> Seen:
         """Return a node as the other functions want it."""
 
-    @abstractmethod
-    def score(self, kind: PodKind, node: Seen) -> float:
+    def gain(self, kind: PodKind, room: Seen, /) -> float:
         """Return the score of a node, the best being the highest; `NEVER` where the pod does not fit."""
 
-    @abstractmethod
-    def gpus(self, kind: PodKind, node: Seen) -> Sequence[int]:
+    def gpus(self, kind: PodKind, room: Seen, /) -> Sequence[int]:
         """Return the GPUs that a pod with GPUs gets, by position; it fits there."""
 
 
-class ByValue(Policy["Appraisal | None"]):
-    """The policy `fit`, by tables that were learned."""
-
-    def __init__(self, tables: Tables) -> None:
-        self._appraiser = Appraiser(tables)
-
-    def look(self, shape: NodeType, left: Left) -> Appraisal | None:
-        """Appraise a node."""
-        return self._appraiser.appraise(shape, left)
-
-    def score(self, kind: PodKind, node: Appraisal | None) -> float:
-        """Return what the node gains."""
-        return NEVER if node is None else self._appraiser.gain(kind, node)
-
-    def gpus(self, kind: PodKind, node: Appraisal | None) -> Sequence[int]:
-        """Return the GPUs on which the pod costs least."""
-        return () if node is None else self._appraiser.gpus(kind, node)
-
-
-class ByFullness(Policy["tuple[Candidate, Left]"]):
+class ByFullness:
     """The policies `binpack` and `spread`."""
 
     def __init__(self, policy: str) -> None:
         self._policy = policy
-        self._effort = Effort(_MOST_STEPS)
+        self._effort = Effort(sys.maxsize)
         self._listed: dict[NodeType, NodeGpus] = {}
         self._scorers: dict[PodKind, tuple[Ask, Scorer]] = {}
 
-    def look(self, shape: NodeType, left: Left) -> tuple[Candidate, Left]:
+    def appraise(self, shape: NodeType, left: Left) -> tuple[Candidate, Left]:
         """Return a node as the extender knows it."""
         gpus = self._listed.get(shape) or self._listed.setdefault(shape, _listed(shape))
         rooms = tuple(
@@ -90,7 +64,7 @@ class ByFullness(Policy["tuple[Candidate, Left]"]):
         )
         return Candidate("", gpus, rooms, summary(rooms)), left
 
-    def score(self, kind: PodKind, node: tuple[Candidate, Left]) -> float:
+    def gain(self, kind: PodKind, node: tuple[Candidate, Left]) -> float:
         """Return the extender's score."""
         known = self._scorers.get(kind)
         if known is None:
@@ -100,7 +74,6 @@ class ByFullness(Policy["tuple[Candidate, Left]"]):
         # kube-scheduler itself checks CPU and memory, before it asks the extender.
         if left.cpu_milli < kind.cpu_milli or left.memory_mib < kind.memory_mib or unfit(ask, candidate) is not None:
             return NEVER
-        self._effort.renew()
         return scorer.score(candidate)
 
     def gpus(self, kind: PodKind, node: tuple[Candidate, Left]) -> Sequence[int]:
@@ -170,7 +143,7 @@ class Placer:
         self._changes: list[int] = []
         """Rows, in the order of their changes."""
         self._policy = policy
-        self._seen = [policy.look(shape, left) for shape, left in zip(self.shapes, self.lefts, strict=True)]
+        self._seen = [policy.appraise(shape, left) for shape, left in zip(self.shapes, self.lefts, strict=True)]
 
     def come(self, kind: int) -> None:
         """Place a pod that may leave."""
@@ -204,7 +177,7 @@ class Placer:
     def put(self, row: int, left: Left) -> None:
         """Take note of what a row has left."""
         self.lefts[row] = left
-        self._seen[row] = self._policy.look(self.shapes[row], left)
+        self._seen[row] = self._policy.appraise(self.shapes[row], left)
         self._changes.append(row)
 
     def scores(self, kind: int) -> array[float]:
@@ -215,6 +188,6 @@ class Placer:
             self._scores[kind] = array("d", bytes(8 * len(rows)))
         pod, scores = self.kinds[kind], self._scores[kind]
         for row in rows:
-            scores[row] = self._policy.score(pod, self._seen[row])
+            scores[row] = self._policy.gain(pod, self._seen[row])
         self._marks[kind] = len(self._changes)
         return scores

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.features.audit.contract import AuditKind, AuditRecord
+from gpu_device_plugin.features.use.rules.container_gpus import granted_by_place
 from gpu_device_plugin.model.memory import format_mib
 
 if TYPE_CHECKING:
@@ -34,18 +35,15 @@ def grants(node: str, holders: Iterable[ContainerGpus], shares: Shares, before: 
     What was known of a pod stays: the kubelet keeps its devices for a moment after the API has deleted it.
     """
     found: dict[tuple[str, str, str], AuditRecord] = {}
-    for holder in holders:
-        for uuid, mib in holder.granted.items():
-            shared, place = shares.by_uuid(uuid), (holder.pod_uid, holder.container, uuid)
-            # A device plugin of another vendor may have given a container the same GPU once more.
-            if shared is None or (place in found and (found[place].memory_mib or 0) >= mib):
-                continue
-            known = before.get(place) or AuditRecord(
-                AuditKind.GRANTED, node, pod_uid=holder.pod_uid, container=holder.container, began=now
-            )
-            named = _gpu(known if holder.pod is None else known.naming(holder.pod), shared)
-            count, size = len(shared.shares) if holder.whole else mib // shares.share_mib, shares.share_mib
-            found[place] = replace(named, shares=count, share_mib=size, memory_mib=mib, whole=holder.whole)
+    for place, (mib, holder) in granted_by_place(holders).items():
+        if (shared := shares.by_uuid(place[2])) is None:
+            continue
+        known = before.get(place) or AuditRecord(
+            AuditKind.GRANTED, node, pod_uid=holder.pod_uid, container=holder.container, began=now
+        )
+        named = _gpu(known if holder.pod is None else known.naming(holder.pod), shared)
+        count, size = len(shared.shares) if holder.whole else mib // shares.share_mib, shares.share_mib
+        found[place] = replace(named, shares=count, share_mib=size, memory_mib=mib, whole=holder.whole)
     return found
 
 

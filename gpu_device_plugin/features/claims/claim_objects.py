@@ -123,13 +123,9 @@ class _Slice(_Shape):
     spec: _SliceSpec = msgspec.field(default_factory=_SliceSpec)
 
 
-_DECODER = msgspec.json.Decoder(_Claim)
-_SLICE = msgspec.json.Decoder(_Slice)
-
-
 def read_claim(raw: bytes | msgspec.Raw) -> Claim:
     """Return a ResourceClaim. An amount that is no quantity counts as absent. Raises UnreadableObjectError."""
-    claim = decoded(_DECODER, raw, "ResourceClaim")
+    claim = decoded(raw, _Claim, "ResourceClaim")
     meta, status = named(claim.metadata, "ResourceClaim"), claim.status
     given = _Given() if status.allocation is None else status.allocation.devices or _Given()
     asked = _Asked() if claim.spec.devices is None else claim.spec.devices
@@ -155,7 +151,7 @@ def read_claim(raw: bytes | msgspec.Raw) -> Claim:
 
 def read_slice(raw: bytes | msgspec.Raw) -> Present:
     """Return a ResourceSlice. Raises UnreadableObjectError."""
-    found = decoded(_SLICE, raw, "ResourceSlice")
+    found = decoded(raw, _Slice, "ResourceSlice")
     meta, spec, pool = named(found.metadata, "ResourceSlice"), found.spec, found.spec.pool
     content: Content = {"devices": spec.devices or []}
     return Present(

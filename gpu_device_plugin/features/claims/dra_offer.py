@@ -266,9 +266,15 @@ class DeviceOffer(Store[Present]):
         """Raise FieldsDroppedError if the server did not store a field; it can be replaced by an older one."""
         if missing := dropped(spec, answer.decoded(dict[str, Any], "a ResourceSlice").get("spec", {})):
             self._known = frozenset()
-            self._fields_dropped(missing)
+            self._dropped, self._dropped_at, names = missing, time.monotonic(), ", ".join(missing)
+            note = (
+                f"The API server does not know {names} of ResourceSlices, which Kubernetes has from 1.36 on: claims "
+                "get whole GPUs of this node only. Serve it by device-plugin to share its GPUs."
+            )
+            self._api.event("GPUSharesUnavailable", note, "Publish")
+            self._look.set()
             raise FieldsDroppedError(
-                f"the API server does not know {', '.join(missing)} of ResourceSlices, which Kubernetes 1.36 brought"
+                f"the API server does not know {names} of ResourceSlices, which Kubernetes 1.36 brought"
             )
 
     async def _body(self, name: str, spec: Mapping[str, Any], present: Present | None) -> dict[str, Any]:
@@ -282,15 +288,6 @@ class DeviceOffer(Store[Present]):
             "metadata": {"name": name, "ownerReferences": [owner], **version},
             "spec": spec,
         }
-
-    def _fields_dropped(self, fields: tuple[str, ...]) -> None:
-        self._dropped, self._dropped_at = fields, time.monotonic()
-        note = (
-            f"The API server does not know {', '.join(fields)} of ResourceSlices, which Kubernetes has from 1.36 on: "
-            "claims get whole GPUs of this node only. Serve it by device-plugin to share its GPUs."
-        )
-        self._api.event("GPUSharesUnavailable", note, "Publish")
-        self._look.set()
 
     def _told(self, error: ApiError) -> str:
         if isinstance(error, NotFoundError):

@@ -126,10 +126,11 @@ class Claims(NodeFeature):
         self._state.close(closing=True)
         plugin = self._plugin
         plugin.deregistering = True
-        before = dict(plugin.registration.registrations)
+        now, before = plugin.registration.registrations, dict(plugin.registration.registrations)
         last = asyncio.create_task(plugin.registration.run(), name="the last registration")
         try:
-            await wait_within(_PART_S, self._registered_since(before))
+            again = plugin.registered.wait_until(lambda _: all(now[name] != count for name, count in before.items()))
+            await wait_within(_PART_S, again)
         finally:
             last.cancel()
             await asyncio.wait({last})
@@ -139,12 +140,6 @@ class Claims(NodeFeature):
         # Without a registered plugin nothing can be allocated, so these records are complete.
         await plugin.reconciler.prepare()
         return not self._holders_of_plugin()
-
-    async def _registered_since(self, before: Mapping[str, int]) -> None:
-        plugin = self._plugin
-        while any(plugin.registration.registrations[name] == count for name, count in before.items()):
-            plugin.registered.clear()
-            await plugin.registered.wait()
 
     def _decide(self, before: ServingMode | None) -> Serving:
         config = self._config.value

@@ -39,7 +39,7 @@ class ForgottenPods(NodeFeature):
     def __init__(self, node: NodeContext) -> None:
         """Prepare for `node`; nothing is read or saved before `recover`."""
         self._records, self._proc = node.records, node.proc
-        self._api, self._metrics = node.api, node.metrics
+        self._api, self._cluster, self._metrics = node.api, node.cluster, node.metrics
         self._saved: SavedAllocations | None = None
         self._saving = asyncio.Lock()
         self._remembered = Remembered()
@@ -85,7 +85,7 @@ class ForgottenPods(NodeFeature):
         in_api = self._api.living()
         if processes is not None or in_api is not None:
             self._remembered = self._remembered.among({*(processes or ()), *(in_api or ())})
-        elif not self._api.has_access:
+        elif self._cluster is None:
             certain = self._remembered.forgotten - self._doubtful
             self._remembered = self._remembered.among({allocation.pod_uid for allocation in certain})
         if new := self._remembered.forgotten - self._reported:

@@ -19,7 +19,7 @@ from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, adde
 from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.features.limits.verification import Verification
 from gpu_device_plugin.features.use.node import Use
-from gpu_device_plugin.file_link import FileLink, HelperWords
+from gpu_device_plugin.file_link import FileLink
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.node.extension import NodeFeature
 
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.rules.admission import Refusal
 
 _log = logging.getLogger(__name__)
-
-_WORDS = HelperWords("the limit helper", rules.NOT_THERE, rules.NOT_THERE, rules.SILENT, rules.BEAT_S)
 
 
 @dataclass(eq=False, repr=False)
@@ -63,18 +61,17 @@ class LimitLink:
     def __post_init__(self) -> None:
         self.reasons: Mapping[Place, str] = {}
         """Why a limit that the helper was told is not set. It may be right all the same, if it is that of the start."""
-        self._files = FileLink(self._directory, LIMIT_FILES, _WORDS, self.clock)
+        words = "the limit helper", rules.NOT_THERE, rules.NOT_THERE, rules.SILENT
+        self._files = FileLink(self._directory, LIMIT_FILES, self.clock, *words, rules.BEAT_S)
         self._worker = Worker(self._step)
-        self.changed = self._worker.wake
-        """Tells the helper soon: containers have started or ended, or their limits are others."""
 
     async def run(self) -> NoReturn:
         """Follow the limits and the helper until cancelled; leaves the file as it is, for containers run on."""
         self._files.take_up()
-        await self._worker.run(self._use.allowed_now)
+        await self._worker.run(self._use.allowed_now, self._node.entries, self._node.settings)
 
     def soft(self) -> bool:
-        """Return whether what a container is guaranteed is its soft limit; after a change of it call `changed`."""
+        """Return whether what a container is guaranteed is its soft limit."""
         return self._node.settings.value.of(LimitSettings).soft_limit == "share"
 
     async def _step(self) -> float | None:
@@ -114,12 +111,8 @@ class Limits(NodeFeature):
         if isinstance(settings, ElasticSettings) and settings.memory_dir is not None:
             self.link = LimitLink(settings.memory_dir, node, use)
 
-    @property
-    def _settings(self) -> LimitSettings:
-        return self._node.settings.value.of(LimitSettings)
-
     def means(self, shares: Shares, cgroup: int | None, labels: Mapping[str, str]) -> LimitMeans:  # noqa: D102
-        settings = self._settings
+        settings = self._node.settings.value.of(LimitSettings)
         self._plan, chosen = derive_means(
             shares,
             cgroup,
@@ -156,8 +149,7 @@ class Limits(NodeFeature):
             node.api.pod_changes.follow(verification.changed),
         ]
         if self.link is not None:
-            changed = self.link.changed
-            tasks += [self.link.run(), node.entries.follow(changed), node.settings.follow(changed)]
+            tasks.append(self.link.run())
         return tasks
 
     def measured(self, metrics: NodeMetrics) -> NodeMetrics:  # noqa: D102

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.waiting import Attempts
 from gpu_device_plugin.aio.worker import Worker
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.hardware.messages import CgroupLimit
     from gpu_device_plugin.model.limits import LimitState
     from gpu_device_plugin.node.feature_context import NodeContext
+    from gpu_device_plugin.node.rules.ledger import ContainerKey
 
 _log = logging.getLogger(__name__)
-
-_Container: TypeAlias = tuple[str, str]
-"""Pod UID as the kubelet knows it, container name."""
 
 _LONGEST_INTERVAL_S = 60.0
 """Most seconds between two readings of all limits: the driver may be replaced, and root may change a limit."""
@@ -69,8 +67,8 @@ class Verification:
     _use: Use
 
     def __post_init__(self) -> None:
-        self._verified: dict[_Container, _Verified] = {}
-        self._reported: dict[_Container, str] = {}
+        self._verified: dict[ContainerKey, _Verified] = {}
+        self._reported: dict[ContainerKey, str] = {}
         """The container ID of which an Event was posted last."""
         self._worker = Worker(self._step, settle_s=_SETTLE_S)
         self._everything = True
@@ -135,15 +133,15 @@ class Verification:
                 self._report(key, holder, found[key])
         return all(each.final for each in found.values())
 
-    def _known(self, key: _Container, holder: ContainerGpus) -> _Verified | None:
+    def _known(self, key: ContainerKey, holder: ContainerGpus) -> _Verified | None:
         """Return what is known of the present start of a container."""
         old = self._verified.get(key)
         same = old is not None and (old.container_id, old.granted) == (holder.container_id, holder.granted)
         return old if same else None
 
     async def _read(
-        self, due: Mapping[_Container, ContainerGpus], running: Iterable[ContainerGpus]
-    ) -> Mapping[_Container, _Verified]:
+        self, due: Mapping[ContainerKey, ContainerGpus], running: Iterable[ContainerGpus]
+    ) -> Mapping[ContainerKey, _Verified]:
         leaves = self._node.cgroups.leaves({_owner(each) for each in running})
         paths = {key: (leaves or {}).get(_owner(each)) for key, each in due.items()}
         limits = await self._ask([(uuid, path) for key, path in paths.items() if path for uuid in due[key].granted])
@@ -186,7 +184,7 @@ class Verification:
         verified = self._verified.get((holder.pod_uid, holder.container))
         return () if verified is None else verified.states.items()
 
-    def _report(self, key: _Container, holder: ContainerGpus, found: _Verified) -> None:
+    def _report(self, key: ContainerKey, holder: ContainerGpus, found: _Verified) -> None:
         """Log the states of a container's limits, and post one Event for each of its starts if they do not hold."""
         pod = holder.pod
         if pod is None:

@@ -74,18 +74,6 @@ def is_uuid(text: str) -> bool:
     return rest != text and 0 < len(rest) <= 64 and rest.isascii() and rest.replace("-", "").isalnum()
 
 
-def _write_wanted_daemons(wanted: Mapping[str, int]) -> str:
-    return text_of({"version": VERSION, "gpus": wanted})
-
-
-def _read_wanted_daemons(content: str | bytes) -> Mapping[str, int]:
-    return parsed(_WantedDaemons, WANTED_FILE, content).gpus
-
-
-def _write_daemons_state(gpus: Mapping[str, MpsGpu], beat_s: float) -> str:
-    return text_of(_DaemonsState(VERSION, beat_s, dict(gpus)))
-
-
 def _read_daemons_state(content: str | bytes) -> tuple[Mapping[str, MpsGpu], float]:
     found = parsed(_DaemonsState, STATE_FILE, content)
     return found.gpus, found.beat
@@ -96,9 +84,9 @@ MPS_FILES: HelperFiles[Mapping[str, int], Mapping[str, MpsGpu]] = HelperFiles(
     STATE_FILE,
     1 << 20,  # a GPU takes 200
     {},
-    _write_wanted_daemons,
-    _read_wanted_daemons,
-    _write_daemons_state,
+    lambda wanted: text_of({"version": VERSION, "gpus": wanted}),
+    lambda content: parsed(_WantedDaemons, WANTED_FILE, content).gpus,
+    lambda gpus, beat_s: text_of(_DaemonsState(VERSION, beat_s, dict(gpus))),
     _read_daemons_state,
 )
 """The agent wants a daemon for each of these GPUs (by UUID), and for no other, with the most MiB that a container on it

@@ -15,7 +15,7 @@ from gpu_device_plugin.features.mps.contract import MPS_FILES, SHM_DIRECTORY, Mp
 from gpu_device_plugin.features.mps.rules import mps_admission as mps
 from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.features.use.node import Use
-from gpu_device_plugin.file_link import FileLink, HelperWords
+from gpu_device_plugin.file_link import FileLink
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.resources import Kind
@@ -40,13 +40,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_WORDS = HelperWords(
-    "the MPS supervisor",
-    mps.NOT_THERE,
-    mps.NOT_MOUNTED,
-    mps.SILENT,
-    mps.BEAT_S,
-    ": mount its directory writable, as deploy/patches/mps-agent.yaml does, and see that the node's disk is not full",
+_REMEDY = (
+    ": mount its directory writable, as deploy/patches/mps-agent.yaml does, and see that the node's disk is not full"
 )
 _MOST_GRANTED = 4_000
 """Containers to remember until the checkpoint shows them. A node has at most so many devices."""
@@ -79,7 +74,8 @@ class Mps(NodeFeature):
         """How long a supervisor may be missing before that is reported: it may start together with us."""
         self.asked_for: frozenset[str] = frozenset()
         """The GPUs (by UUID) on which MPS is the means that the administrator wants."""
-        self._files = FileLink(self._directory, MPS_FILES, _WORDS, clock)
+        words = "the MPS supervisor", mps.NOT_THERE, mps.NOT_MOUNTED, mps.SILENT
+        self._files = FileLink(self._directory, MPS_FILES, clock, *words, mps.BEAT_S, _REMEDY)
         self._directories: Mapping[str, MpsGpu] = {}
         """Of the last state that was read: a GPU keeps its directory, also while its supervisor or the file is gone."""
         self._complete = False

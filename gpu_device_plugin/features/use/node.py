@@ -187,7 +187,7 @@ class UseReports(NodeFeature):
         self._answering = asyncio.Lock()
 
     def tasks(self) -> Tasks:  # noqa: D102
-        return [self.run()] if self._node.api.has_access else []
+        return [] if self._node.cluster is None else [self.run()]
 
     def routes(self) -> list[Route]:  # noqa: D102
         return [page_at(USE_PATH, self.page)]
@@ -215,7 +215,7 @@ class UseReports(NodeFeature):
         await Worker(self._write_if_due).run(*sources)
 
     def _report(self, *, fresh: bool) -> NodeUse:
-        use, api = self._use, self._node.api
+        use, pods = self._use, self._node.api.pods.values()
         held, reading = use.holders(), use.reading.value
         self._names = names(self._names, held, reading)
         return node_use(
@@ -227,7 +227,7 @@ class UseReports(NodeFeature):
             named=self._names,
             epoch=time.time() - time.monotonic(),
             fresh=fresh,
-            there={pod.kubelet_uid for pod in api.pods.values() if not pod.ended} if api.has_access else None,
+            there=None if self._node.cluster is None else {pod.kubelet_uid for pod in pods if not pod.ended},
             asked=use.asked.value,
             idle=use.idle.value,
         )

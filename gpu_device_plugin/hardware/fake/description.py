@@ -166,7 +166,7 @@ def _understood(source: str, document: object) -> Description:
         [event for event, _ in events],
         {
             "hang": 0.0,
-            "failure": None,
+            "failure": "none",
             "driver": top.get("driver", _DRIVER_VERSION),
             "cgroup": top.get("cgroup", _CGROUP),
         },
@@ -368,11 +368,6 @@ def _action(value: object) -> int | None:
     return ACTIONS.index(forms.one_of(ACTIONS)(value)) if isinstance(value, str) else forms.or_null(forms.whole)(value)
 
 
-def _failure(value: object) -> str | None:
-    kind = forms.one_of(("none", *driver.ADVICE))(value)
-    return None if kind == "none" else kind
-
-
 _STATE: Readers = {
     "mig": _mig,
     "lost": forms.switch,
@@ -432,7 +427,7 @@ _NODE_EVENT: Readers = {
     "at": forms.seconds,
     "hang": forms.hang,
     "crash": forms.switch,
-    "failure": _failure,
+    "failure": forms.one_of(("none", *driver.ADVICE)),
     "driver": forms.text,
 }
 _PROCESS: Readers = {"pid": forms.whole, "used": forms.or_null(forms.size), "sm": forms.or_null(forms.percent)}

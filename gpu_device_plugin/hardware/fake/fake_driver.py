@@ -187,7 +187,7 @@ class Fake:
             if os.getppid() != self._parent:
                 os._exit(1)  # unlike a driver's hang, this one does not outlive the agent
             time.sleep(_LOOK_EVERY_S)
-        if node["failure"] is not None:
+        if node["failure"] != "none":
             raise HardwareError(node["failure"], f"{self._source} describes a driver failure")
         return gpus, node
 
@@ -221,7 +221,7 @@ class Fake:
         uuid = gpus[event["gpu"]]["uuid"]
         reading = list(self._readings(gpus, uuid))  # always: it notices a GPU that is lost for a moment
         if "xid" in event:
-            yield _xid(uuid, event)
+            yield {"uuid": uuid, "code": event["xid"], **{key: event[key] for key in ("gi", "ci") if key in event}}
         if "mig" in event:
             reading = [{**each, "mig_changed": True} for each in reading]
         if _LOUD & event.keys():
@@ -248,10 +248,6 @@ def _read_or_fail(source: str) -> Description:
         return read(source)
     except DescriptionError as error:
         raise HardwareError(driver.OTHER, str(error)) from error
-
-
-def _xid(uuid: str, event: Fields) -> Record:
-    return {"uuid": uuid, "code": event["xid"], **{key: event[key] for key in ("gi", "ci") if key in event}}
 
 
 def _reading(gpu: Fields) -> Record:

@@ -31,10 +31,10 @@ _KINDS = {
     999: driver.CONTEXT_LOST,
 }
 _TIMEOUT = 10
-# Errors with which a driver that supports memory limits answers a query for one: NVML_ERROR_NO_PERMISSION, and
+# How a driver that supports memory limits answers a query for one: NVML_SUCCESS, NVML_ERROR_NO_PERMISSION, and
 # _NOT_FOUND where none is set. Any other error, _FUNCTION_NOT_FOUND and _NOT_SUPPORTED among them, does not prove that
 # the toolkit's hook could set a limit; and a container whose hook fails does not start.
-_HAS_LIMITS = frozenset({4, 6})
+_HAS_LIMITS = frozenset({0, 4, 6})
 _UNKNOWN = 999
 
 # nvmlDeviceArchitecture_t; the numbers in between are of other devices than GPUs.
@@ -238,7 +238,7 @@ class Nvml:
             "pci_bus_id": pci,
             "numa_node": None if pci is None else self._numa_node(pci),
             "mig": mig,
-            "memory_limits": self._has_limits(handle),
+            "memory_limits": nvml_use.limit(self._nvml, handle, "", self._cgroup_path())["code"] in _HAS_LIMITS,
             "architecture": _ARCHITECTURES.get(self._optional("nvmlDeviceGetArchitecture", handle)),
             "unified": unified,
             "instance": None,
@@ -284,18 +284,6 @@ class Nvml:
     def _mig(self, handle: Any) -> bool | None:
         mode = self._optional("nvmlDeviceGetMigMode", handle)
         return mode and bool(mode[0])
-
-    def _has_limits(self, handle: Any) -> bool:
-        """Return whether the driver can limit the memory of a cgroup's processes on this GPU."""
-        if not hasattr(self._nvml, "nvmlDeviceGetMemoryLimits_v1"):
-            return False
-        query = self._nvml.c_nvmlGetMemoryLimits_v1_t()
-        query.nameSpace = os.fsencode(self._cgroup_path())
-        try:
-            self._nvml.nvmlDeviceGetMemoryLimits_v1(handle, query)
-        except self._nvml.NVMLError as error:
-            return error.value in _HAS_LIMITS
-        return True
 
     def _cgroup_version(self) -> int | None:
         """Return the version of control groups on this node; where both are in use, NVIDIA's toolkit sees version 1."""

@@ -57,10 +57,10 @@ class Document(msgspec.Struct):
             raise ValueError("another version")
 
 
-def parsed(kind: type[T], name: str, content: str | bytes) -> T:
+def parsed(form: type[T], name: str, content: str | bytes) -> T:
     """Return the content of the file `name`. Raises HelperFileError."""
     try:
-        return msgspec.json.decode(content, type=kind)
+        return msgspec.json.decode(content, type=form)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise HelperFileError(f"{name} cannot be parsed: {str(error)[:200]}") from error
 

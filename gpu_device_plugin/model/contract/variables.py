@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import FRAMEWORKS, LONGEST, too_long
@@ -55,14 +54,12 @@ CGPU_DISABLE = "CGPU_DISABLE"
 
 # --- Of frameworks, which keep their caches within a part if a variable says how large it is --------------------------
 
-OF_FRAMEWORKS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        # Older versions of PyTorch refuse an option that they do not know, so a pod has to ask for this.
-        "pytorch": ("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:"),
-        # JAX refuses this one beside the XLA_PYTHON_CLIENT_MEM_FRACTION that it replaces.
-        "jax": ("XLA_CLIENT_MEM_FRACTION", ""),
-    }
-)
+OF_FRAMEWORKS: Mapping[str, tuple[str, str]] = {
+    # Older versions of PyTorch refuse an option that they do not know, so a pod has to ask for this.
+    "pytorch": ("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:"),
+    # JAX refuses this one beside the XLA_PYTHON_CLIENT_MEM_FRACTION that it replaces.
+    "jax": ("XLA_CLIENT_MEM_FRACTION", ""),
+}
 """By the name of the framework: the variable, and the beginning of its value; the end is a fraction of the memory that
 the framework sees."""
 

@@ -9,7 +9,6 @@ scheduler less: as long as no GPU has room for the refused size, one share less 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_device_plugin.model.resources import Kind
@@ -102,14 +101,12 @@ WINDOW_S = 60.0
 HOLD_S = 300.0
 """The bound is lifted after this time without a refusal, so that it never outlives its reason for good."""
 
-ADVICE: Mapping[RefusalCode, str] = MappingProxyType(
-    {
-        RefusalCode.NO_ROOM: "the scheduler sees only the sum of free memory, and no single GPU has room for them; "
-        "install a scheduler extender, or ask for less than the emptiest GPU has free",
-        RefusalCode.TOO_LARGE: "no GPU of this node is as large; ask for less, or choose nodes by the label "
-        "gpu-device-plugin/memory-mib",
-    }
-)
+ADVICE: Mapping[RefusalCode, str] = {
+    RefusalCode.NO_ROOM: "the scheduler sees only the sum of free memory, and no single GPU has room for them; "
+    "install a scheduler extender, or ask for less than the emptiest GPU has free",
+    RefusalCode.TOO_LARGE: "no GPU of this node is as large; ask for less, or choose nodes by the label "
+    "gpu-device-plugin/memory-mib",
+}
 """Advice to a pod's owner on a run of refusals; refusals for other reasons make no run."""
 
 

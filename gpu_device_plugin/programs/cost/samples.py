@@ -86,9 +86,6 @@ class _Answer(msgspec.Struct):
     """Of VictoriaMetrics."""
 
 
-_DECODER = msgspec.json.Decoder(_Answer)
-
-
 class _NoRedirect(HTTPRedirectHandler):
     """Follows none: a token must not go to another server."""
 
@@ -204,7 +201,7 @@ def _words(error: HTTPError) -> str:
     except (OSError, http.client.HTTPException):
         return ""
     try:
-        said = _DECODER.decode(body).error
+        said = msgspec.json.decode(body, type=_Answer).error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         said = body.decode("utf-8", errors="replace")
     said = " ".join(said.split())
@@ -224,7 +221,7 @@ def _decoded(text: bytes, what: str) -> _Answer:
     if len(text) > _LARGEST:
         raise SamplesError(f"{what}: more than {_LARGEST >> 20} MiB at once; take a longer --step or a shorter period")
     try:
-        answer = _DECODER.decode(text)
+        answer = msgspec.json.decode(text, type=_Answer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise SamplesError(f"{what}: this is no answer of Prometheus' API /api/v1/query_range ({error})") from error
     if answer.status != "success":

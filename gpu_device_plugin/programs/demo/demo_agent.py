@@ -48,7 +48,7 @@ def _run(argv: Sequence[str]) -> int:
 
 def _agent(proc: Path, settings: NodeSettings, features: Iterable[FeatureSpec]) -> NodeAgent:
     agent = NodeAgent(settings, features, proc=proc)
-    agent.of(UseReports).soon_s = agent.of(UseReports).seldom_s = 0.2
+    agent.features.of(UseReports).soon_s = agent.features.of(UseReports).seldom_s = 0.2
     return agent
 
 

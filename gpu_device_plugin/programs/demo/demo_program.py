@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.programs.commandline import discard_output
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES, WITH_PAGE
 from gpu_device_plugin.programs.demo.stage import DemoStage, no_pause
 from gpu_device_plugin.programs.demo.story import DemoPage, Story
@@ -58,8 +57,6 @@ def main(gpus: str | None, *, once: bool, page: bool = False) -> int:
         print(error, file=sys.stderr)
     except asyncio.CancelledError:
         print("The demo was stopped by a signal.", file=sys.stderr)
-    except BrokenPipeError:
-        discard_output(sys.stdout)
     return 1
 
 

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.aio.children import signal_child
+from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.features.over_use.rules import OverUseRules
 from gpu_device_plugin.features.over_use.settings import OverUseSettings
@@ -131,10 +132,7 @@ class Agent:
         if process is None:
             return
         signal_child(process.pid, process.returncode, number)
-        try:
-            async with asyncio.timeout(_PATIENCE_S):
-                await process.wait()
-        except TimeoutError:
+        if not await wait_within(_PATIENCE_S, process.wait()):
             signal_child(process.pid, process.returncode, signal.SIGKILL)
             await process.wait()
 
@@ -285,13 +283,13 @@ class World:
         Raises:
             DemoError: the agent ended.
         """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_S):
-                while not condition():
-                    self.agent.require()
-                    await asyncio.sleep(0.02)
-                return True
-        return False
+
+        async def holds() -> None:
+            while not condition():
+                self.agent.require()
+                await asyncio.sleep(0.02)
+
+        return await wait_within(_PATIENCE_S, holds())
 
 
 @asynccontextmanager
@@ -334,20 +332,16 @@ async def world(api: ApiServer, node: str, gpus: str, *, metrics: bool = False, 
                 **more,
             }
             made = World(kubelet, pods, Agent(flags, root / "agent.log", fake.proc), fake, settings, shares)
-            tasks = [
-                asyncio.create_task(pods.end_deleted(), name="end deleted pods"),
-                asyncio.create_task(pods.publish_node(), name="publish the node's status"),
-            ]
+            kubelet_work = asyncio.create_task(together(pods.end_deleted(), pods.publish_node()), name="kubelet")
             try:
                 yield made
             finally:
                 # Without the API server the agent ends at once: it waits for no pod that a scheduler may still bind.
                 await api.stop()
                 await made.agent.end(signal.SIGTERM)
-                for task in tasks:
-                    task.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await task
+                kubelet_work.cancel()
+                with suppress(asyncio.CancelledError):
+                    await kubelet_work
 
 
 async def _look(gpus: str) -> HardwareView:

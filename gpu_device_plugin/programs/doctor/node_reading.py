@@ -23,7 +23,7 @@ from gpu_device_plugin.core.report.findings.symptoms import AgentSeen, Runtime
 from gpu_device_plugin.core.report.gauges import STREAM_UP
 from gpu_device_plugin.features.mps.contract import MPS_FILES, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import BEAT_S, NOT_THERE, SILENT
-from gpu_device_plugin.file_link import FileLink, HelperWords
+from gpu_device_plugin.file_link import FileLink
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, PROGRAM
 from gpu_device_plugin.settings.node import NodeSettings
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.settings.forms import Address
 
 
-_SUPERVISOR = HelperWords("the MPS supervisor", NOT_THERE, NOT_THERE, SILENT, BEAT_S)
 _MODULE = PROGRAM.replace("-", "_")
 
 
@@ -48,7 +47,8 @@ def mps_state(directory: Path) -> tuple[Mapping[str, MpsGpu] | str, tuple[str, .
 
     These are the GPUs (by UUID, sorted) that a supervisor which no longer runs did not give back.
     """
-    link = FileLink(directory, MPS_FILES, _SUPERVISOR, boot_time)
+    words = "the MPS supervisor", NOT_THERE, NOT_THERE, SILENT
+    link = FileLink(directory, MPS_FILES, boot_time, *words, BEAT_S)
     state = link.read_state()
     if not isinstance(state, str):
         return state, ()

@@ -14,6 +14,7 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import STRANGERS, ListenError, serving_routes, written
 from gpu_device_plugin.aio.waiting import for_ever
+from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.cluster.client.api_client import Client
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT, ClusterConfig, ClusterConfigError, config_for
 from gpu_device_plugin.cluster.lease import Lease
@@ -35,7 +36,7 @@ from gpu_device_plugin.model.contract.promises import promises
 from gpu_device_plugin.programs.extender.binding import Binding, Freshness
 from gpu_device_plugin.programs.extender.capacity.capacity import Capacity
 from gpu_device_plugin.programs.extender.controller_context import DEFAULT_TIMINGS, ControllerContext
-from gpu_device_plugin.programs.extender.extender_routes import ExtenderRoutes, Leadership, Readiness
+from gpu_device_plugin.programs.extender.extender_routes import ExtenderRoutes, Readiness
 from gpu_device_plugin.programs.extender.followed import READ_ON_NODES as FOLLOWED_ON_NODES
 from gpu_device_plugin.programs.extender.followed import Followed, is_stand_in, with_brief_use
 from gpu_device_plugin.programs.extender.nominating import Nominator
@@ -107,14 +108,12 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         # Pods that wait, or are to go elsewhere, may go where the labels of nodes allow it.
         all_labels = settings.follows_every_pod or settings.follows_waiting_pods
         node_reader = NodeReader(names, lambda key: all_labels or key in kept)
-        self._changed = asyncio.Event()
         self.fleet = Fleet(
             resources,
             vanished_grace_s=settings.vanished_grace_s,
             settle_s=timings.settle_s,
             on_drift=self._drifted,
             on_unplaced=self._unplaced,
-            on_change=self._changed.set,
         )
         client = Client(config, timing=timings.api, on_error=self._count_error)
         binder = Binder(
@@ -142,6 +141,8 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         """The reflectors of the cluster, by the plural of the kind."""
         self._nominator = Nominator(context)
         self.verbs = Verbs(context, followed, self._nominator, lambda: next(iter(self.unready()), ""))
+        self._preparing = Worker(self.verbs.judge.prepare)  # for the next request, as soon as the fleet changes
+        self.fleet.on_change = self._preparing.wake
         self._learner = Learner(context, self.verbs.judge)
         followed.observe = self._learner.observe
         self._lease = (
@@ -159,13 +160,12 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         self.readiness = Readiness(context, self.watches, self._lease)
         self.unready = self.readiness.unready
         """Returns why this extender is not ready to answer the scheduler; empty if it is."""
-        leadership = Leadership(context, self.readiness)
         self.capacity = Capacity(
-            context, followed, self.verbs.judge, self.verbs.waiting.refused, leadership, catch_up=self._caught_up
+            context, followed, self.verbs.judge, self.verbs.waiting.refused, self.readiness, catch_up=self._caught_up
         )
         catch_up = partial(self._pods.caught_up, timings.catch_up_s)
         self.resizes.before_write = before_bind = self.capacity.before_bind
-        self._resize = partial(self.resizes.run, leadership.term, catch_up)
+        self._resize = partial(self.resizes.run, self.readiness.active_term, catch_up)
         current = Freshness(catch_up, context.clock, lambda: self.readiness.term)
         self.binding = Binding(
             context, followed, current=current, ranks=self.verbs.judge.ranks, before_bind=before_bind
@@ -204,7 +204,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                 tasks.create_task(self._nodes.run(), name="watch nodes")
                 tasks.create_task(self._follow_pods(), name="watch pods")
                 tasks.create_task(self.binding.resolve_doubts(), name="resolve doubts")
-                tasks.create_task(self._prepare_after_changes(), name="prepare after changes")
+                tasks.create_task(self._preparing.run(), name="prepare after changes")
                 tasks.create_task(self._learner.run(), name="learn")
                 tasks.create_task(self._tick(), name="expire vanished pods")
                 tasks.create_task(self._nominator.run(), name="nominate nodes")
@@ -220,7 +220,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                     # Bindings in progress end before the lease is released: the next leader lists pods before it binds,
                     # and would miss a binding still in flight.
                     self.readiness.shutting_down = True
-                    await self.resizes.close()
+                    await self.resizes.finished()
                     await servers.aclose()
 
     async def _serve(
@@ -266,13 +266,6 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             self.fleet.expire(self._context.clock())
             self.readiness.record_watches()
             await asyncio.sleep(self._context.timings.tick_s)
-
-    async def _prepare_after_changes(self) -> NoReturn:
-        """Prepare for the next request as soon as the fleet changes."""
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            self.verbs.judge.prepare()
 
     async def _log_when_ready(self) -> None:
         began = self._context.clock()

@@ -141,7 +141,7 @@ async def _version() -> Page:
 
 @dataclass(eq=False, repr=False)
 class Readiness:
-    """The reasons why this extender is not ready. All are temporary but its shutdown."""
+    """The reasons why this extender is not ready, or not the active one. All are temporary but its shutdown."""
 
     _context: ControllerContext
     _watches: Watches
@@ -151,6 +151,13 @@ class Readiness:
     """The extender is shutting down, and accepts no new work."""
 
     def __post_init__(self) -> None:
+        settings = self._context.settings()
+        self._scheduler_lease = settings.namespace(SERVICE_ACCOUNT), settings.scheduler_lease
+        """Namespace and name of that of the kube-scheduler beside this extender; without a name no other extender is
+        there, or they elect the active one themselves."""
+        self._identity = settings.holder()
+        """The host name of this pod, with which kube-scheduler's own identity begins."""
+        self._read: tuple[float, Hashable | None] | None = None
         self._followed_at: dict[str, float] = {}
         """By kind, when its watch was last without a problem, monotonic seconds."""
 
@@ -195,35 +202,20 @@ class Readiness:
             return (f"whether this extender may lead is unknown: {self._lease.problem}",)
         return (f"another extender leads: {self._lease.holder or 'none yet'}",)
 
-
-@dataclass(eq=False, repr=False)
-class Leadership:
-    """Whether this extender is the active one. Of several, that is the one whose kube-scheduler leads."""
-
-    _context: ControllerContext
-    _readiness: Readiness
-
-    def __post_init__(self) -> None:
-        settings = self._context.settings()
-        self._lease = settings.namespace(SERVICE_ACCOUNT), settings.scheduler_lease
-        """Namespace and name of that of the kube-scheduler beside this extender; without a name no other extender is
-        there, or they elect the active one themselves."""
-        self._identity = settings.holder()
-        """The host name of this pod, with which kube-scheduler's own identity begins."""
-        self._read: tuple[float, Hashable | None] | None = None
-
-    async def term(self, within_s: float = _TERM_S) -> Hashable | None:
+    async def active_term(self, within_s: float = _TERM_S) -> Hashable | None:
         """Return what stays equal for as long as no other extender can have been active; None: this one is not.
+
+        Of several, that is the one whose kube-scheduler leads.
 
         The Lease was read at most `within_s` ago. Raises ApiError.
         """
-        if self._readiness.unready():
+        if self.unready():
             return None
-        if not self._lease[1]:
-            return ("elected", self._readiness.term)
+        if not self._scheduler_lease[1]:
+            return ("elected", self.term)
         now = self._context.clock()
         if self._read is None or now - self._read[0] > within_s:
-            holder, transitions = await holder_of(self._context.client, *self._lease, timeout_s=_READ_S)
+            holder, transitions = await holder_of(self._context.client, *self._scheduler_lease, timeout_s=_READ_S)
             ours = holder.rpartition("_")[0] == self._identity
             self._read = now, (holder, transitions) if ours else None
         return self._read[1]

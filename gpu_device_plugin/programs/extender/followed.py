@@ -306,9 +306,6 @@ class _Use(msgspec.Struct, gc=False):
     gpus: list[_Gpu] = []
 
 
-_USE = msgspec.json.Decoder(_Use)
-
-
 def with_brief_use(node: NodeRecord) -> NodeRecord:
     """Return a node of whose long annotation `NODE_USE` no more is left than `used_mib` reads."""
     text = node.annotations.get(NODE_USE)
@@ -320,7 +317,7 @@ def with_brief_use(node: NodeRecord) -> NodeRecord:
 
 def _use(text: str) -> _Use:
     try:
-        return _USE.decode(text) if len(text) <= _LONGEST else _Use()
+        return msgspec.json.decode(text, type=_Use) if len(text) <= _LONGEST else _Use()
     except (msgspec.DecodeError, RecursionError):
         return _Use()
 

@@ -105,7 +105,6 @@ class Resizes:
         self._term: Hashable | None = None
         self._labels: OrderedDict[str, tuple[float, Mapping[str, str]]] = OrderedDict()
         self._writing = asyncio.Lock()
-        self._closed = False
 
     def __repr__(self) -> str:
         return f"<Resizes: {len(self._pods)} pods, {len(self._queued)} queued, {len(self._claims)} claimed>"
@@ -258,7 +257,7 @@ class Resizes:
     async def run(
         self, term: Callable[[], Awaitable[Hashable | None]], catch_up: Callable[[], Awaitable[None]]
     ) -> NoReturn:
-        """Answer wishes while there is a `term` (see `Leadership.term`). Ends only by cancellation.
+        """Answer wishes while there is a `term` (see `Readiness.active_term`). Ends only by cancellation.
 
         `catch_up` returns once the fleet has all bindings that other extenders have made; it raises ApiError or
         TimeoutError.
@@ -266,16 +265,15 @@ class Resizes:
         while True:
             await asyncio.sleep(self._context.timings.resize_s)
             try:
-                # The lock spans awaits on purpose: `close` waits for what is under way.
+                # The lock spans awaits on purpose: `finished` waits for what is under way.
                 async with self._writing:
-                    if not self._closed and self.due():
+                    if self.due():
                         await self._answer(await term(), catch_up)
             except (ApiError, TimeoutError) as error:
                 _log.warning("resizes of pods wait", extra={"why": str(error), "once_per_s": 60})
 
-    async def close(self) -> None:
-        """Return once no promise is being written; none will be."""
-        self._closed = True
+    async def finished(self) -> None:
+        """Return once no promise is being written; without a term none will be."""
         async with self._writing:
             return
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from contextlib import suppress
 from itertools import takewhile
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin import __version__
@@ -30,13 +29,11 @@ _PODS_OF_KUBECTL = frozenset({"", "pod", "pods", "po"})
 
 _CONTROLLERS = frozenset({"deployment", "deploy", "statefulset", "sts", "replicaset", "rs", "daemonset", "ds"})
 
-_WORKLOADS: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("deployment", "deployments", "deploy"), "deployment"),
-        **dict.fromkeys(("statefulset", "statefulsets", "sts"), "statefulset"),
-        **dict.fromkeys(("notebook", "notebooks"), "notebook"),
-    }
-)
+_WORKLOADS: Mapping[str, str] = {
+    **dict.fromkeys(("deployment", "deployments", "deploy"), "deployment"),
+    **dict.fromkeys(("statefulset", "statefulsets", "sts"), "statefulset"),
+    **dict.fromkeys(("notebook", "notebooks"), "notebook"),
+}
 """The kinds of workloads that wake brings back, by the words for them."""
 
 MOST_EXPLAINED = 10
@@ -124,23 +121,21 @@ def _called(command: str) -> str:
     return "no command (the overview)" if command == _OVERVIEW else command
 
 
-_COMMANDS: Mapping[str, str] = MappingProxyType(
-    {
-        _OVERVIEW: "show which pods use which GPU; this is also done without a command",
-        "top": "draw GPUs and pods again and again, or their last hour",
-        "incident": "list incidents on GPUs, or show one",
-        "why": "explain why a pod waits, runs where it does, or is slow",
-        "resize": "change the memory of a running pod",
-        "plan": "plan which pods to move so that others have room, and move them",
-        "cordon": "let no new pod have a GPU, and move those there away",
-        "uncordon": "let new pods have the GPU again",
-        "wake": "bring back what was scaled to zero as idle, or list it",
-        "prices": "show what room is worth to the policy fit",
-        "web": "show the cluster live in a browser",
-        "doctor": "diagnose the cluster",
-        "uninstall": "clean up nodes that no longer share GPUs",
-    }
-)
+_COMMANDS: Mapping[str, str] = {
+    _OVERVIEW: "show which pods use which GPU; this is also done without a command",
+    "top": "draw GPUs and pods again and again, or their last hour",
+    "incident": "list incidents on GPUs, or show one",
+    "why": "explain why a pod waits, runs where it does, or is slow",
+    "resize": "change the memory of a running pod",
+    "plan": "plan which pods to move so that others have room, and move them",
+    "cordon": "let no new pod have a GPU, and move those there away",
+    "uncordon": "let new pods have the GPU again",
+    "wake": "bring back what was scaled to zero as idle, or list it",
+    "prices": "show what room is worth to the policy fit",
+    "web": "show the cluster live in a browser",
+    "doctor": "diagnose the cluster",
+    "uninstall": "clean up nodes that no longer share GPUs",
+}
 """What each command is for."""
 COMMANDS = tuple(_COMMANDS)
 """The words that are no node."""
@@ -329,17 +324,15 @@ def _check_wake(arguments: argparse.Namespace) -> None:
         raise UsageError(f"wake {' '.join(arguments.words)}: {named}")
 
 
-_CHECKS: Mapping[str, Callable[[argparse.Namespace], None]] = MappingProxyType(
-    {
-        _OVERVIEW: _check_overview,
-        "top": _check_top,
-        "why": _check_why,
-        "resize": _check_resize,
-        "plan": _check_plan,
-        "cordon": _check_cordon,
-        "wake": _check_wake,
-    }
-)
+_CHECKS: Mapping[str, Callable[[argparse.Namespace], None]] = {
+    _OVERVIEW: _check_overview,
+    "top": _check_top,
+    "why": _check_why,
+    "resize": _check_resize,
+    "plan": _check_plan,
+    "cordon": _check_cordon,
+    "wake": _check_wake,
+}
 
 
 def passed_on(arguments: argparse.Namespace) -> list[str]:

@@ -61,15 +61,14 @@ from gpu_device_plugin.view.objects import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from gpu_device_plugin.core.report.finding import Unknown
-    from gpu_device_plugin.features.claims.contract import Claim
-    from gpu_device_plugin.features.claims.rules.pool import Present
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.kubectl import Access
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 _AGENT, _SCHEDULER, _EXTENDER, _SUPERVISOR = "node", "scheduler", "extender", "mps"
@@ -88,6 +87,8 @@ _MOST_METRICS, _METRICS_S = 16 << 20, 20.0
 """Bytes and seconds of an extender's answer."""
 _CAUSES = frozenset({"OOMKilled", "StartError"})
 """Reasons of a container that did not end by itself."""
+_DAEMON_SETS = ObjectKind("daemonsets", group="apps")
+_RUNTIME_CLASSES = ObjectKind("runtimeclasses", group="node.k8s.io")
 _POLICIES = ObjectKind("validatingadmissionpolicies", group="admissionregistration.k8s.io")
 _KUBE_SCHEDULER = "kube-scheduler"
 """The container beside the extender in our own scheduler's pods."""
@@ -113,7 +114,7 @@ async def symptoms_in(
     return ClusterSymptoms(
         memory_resource=names[Kind.MEMORY],
         count_resource=names[Kind.COUNT],
-        version=await _known(_version(access)),
+        version=await _known(access.client.server(), lambda server: server.version),
         nodes=tuple(
             node
             for node in nodes
@@ -128,36 +129,35 @@ async def symptoms_in(
             ]
         ),
         own_scheduler=(_SCHEDULER, False) in parts.values(),
-        daemonset=await _known(_daemonset(access)),
-        runtime_classes=await _known(_names(access, ObjectKind("runtimeclasses", group="node.k8s.io"))),
+        daemonset=await _known(access.every(_DAEMON_SETS, _Object, labels=AGENT_LABELS), _runtime_class),
+        runtime_classes=await _known(access.every(_RUNTIME_CLASSES, Named), _names),
         pods=tuple(_asking(pod, raw, reader, resources) for pod, raw in every if _asks(pod, resources)),
         meddling=tuple(pod.name for pod in pods if pod.spec.node_name in sharing and not pod.part and _meddles(pod)),
-        leases=await _known(_leases(access, places, {part for part, original in parts.values() if not original})),
-        configurations=await _known(_configurations(access, places)),
-        policies=await _known(_names(access, _POLICIES)),
+        leases=await _known(_leases(access, places, {part for part, original in parts.values() if not original}), dict),
+        configurations=await _known(_configurations(access, places), dict),
+        policies=await _known(access.every(_POLICIES, Named), _names),
         supervisors=tuple(_seen(pod) for pod in pods if pod.part and pod.part[0] == _SUPERVISOR),
         limits_by_profile=await _limits_by_profile(access, places),
-        claims=await _known(_claims(access)),
-        slices=await _known(_slices(access)),
-        device_classes=await _known(_device_classes(access)),
-        karpenter=await _known(_karpenter(access)),
+        claims=await _known(access.items(CLAIMS), lambda raw: tuple(readable_claims(raw)[0])),
+        slices=await _known(access.items(SLICES, [f"spec.driver={DRIVER}"]), lambda raw: tuple(map(read_slice, raw))),
+        device_classes=await _known(
+            access.every(ObjectKind("deviceclasses", group=GROUP), _Object), _extended_resources
+        ),
+        karpenter=await _known(_karpenter(access), lambda found: found),
         histories=await histories(access, [raw for pod, raw in every if pod.part == (_AGENT, False)], agents_namespace),
     )
 
 
-async def _known(read: Awaitable[T]) -> T | Unknown:
+async def _known(read: Awaitable[R], told: Callable[[R], T]) -> T | Unknown:
+    """Return what is told from what is read, or why that cannot be read."""
     try:
-        return await read
+        return told(await read)
     except (ApiError, UnreadableObjectError) as error:
         return unread(error)
 
 
-async def _version(access: Access) -> str:
-    return (await access.client.server()).version
-
-
-async def _names(access: Access, kind: ObjectKind) -> frozenset[str]:
-    return frozenset(found.metadata.name for found in await access.every(kind, Named))
+def _names(found: Iterable[Named]) -> frozenset[str]:
+    return frozenset(each.metadata.name for each in found)
 
 
 def _node(raw: msgspec.Raw, names: frozenset[str]) -> NodeSeen:
@@ -335,9 +335,8 @@ class _Object(ApiObject):
     spec: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-async def _daemonset(access: Access) -> str | None:
+def _runtime_class(found: Sequence[_Object]) -> str | None:
     """Return the runtime class of our DaemonSet's pods, empty if they have none; None: there is no DaemonSet."""
-    found = await access.every(ObjectKind("daemonsets", group="apps"), _Object, labels=AGENT_LABELS)
     return found[0].spec["template"]["spec"].get("runtimeClassName", "") if found else None
 
 
@@ -383,17 +382,8 @@ async def _texts(access: Access, place: str, name: str) -> list[tuple[str, str]]
     return [file for config in found for file in (config.data or {}).items()]
 
 
-async def _claims(access: Access) -> tuple[Claim, ...]:
-    return tuple(readable_claims(await access.items(CLAIMS))[0])
-
-
-async def _slices(access: Access) -> tuple[Present, ...]:
-    return tuple(map(read_slice, await access.items(SLICES, [f"spec.driver={DRIVER}"])))
-
-
-async def _device_classes(access: Access) -> dict[str, str]:
+def _extended_resources(found: Iterable[_Object]) -> dict[str, str]:
     """Return the extended resource of each DeviceClass by the name of the class, empty: none."""
-    found = await access.every(ObjectKind("deviceclasses", group=GROUP), _Object)
     return {each.metadata.name: each.spec.get("extendedResourceName") or "" for each in found}
 
 

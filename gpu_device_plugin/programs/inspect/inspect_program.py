@@ -52,11 +52,9 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpu_device_plugin.features.claims.contract import Claim
-    from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.inspect.overview import Output
     from gpu_device_plugin.programs.kubectl import Access
-    from gpu_device_plugin.view.following import FollowedCluster
 
 T = TypeVar("T")
 
@@ -167,10 +165,19 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
     found = None
     if raw_nodes is not None and raw_pods is not None:
         found = await cluster_of(raw_nodes, raw_pods, resources, access)
-    claims = await _claims_of_pod(access, namespace, found, missing) if status.claims else ()
+    claims: Sequence[Claim] | None = found.claims_of() if found is not None else ()
+    if status.claims and not claims:
+        raw, why = await raw_claims(access, namespace)
+        missing += [why] if why else []
+        claims = None if why else readable_claims(raw)[0]
+
+    async def read_histories() -> Sequence[NodeHistory]:
+        agents = await agents_of(access, arguments.agents_namespace)
+        return await histories_of(pod, partial(agents.read, pod.node_name, kind=NodeHistory))
+
     # Without the right to list pods no agent is found.
     asked = raw_pods is not None and on_gpus(pod, status, resources)
-    histories = await _histories(access, pod, missing, arguments.agents_namespace) if asked else None
+    histories = await _unless_unread(read_histories(), missing) if asked else None
     views = None if found is None else found.views
     most = MOST_EXPLAINED if not arguments.all_nodes else sys.maxsize
     told, answers = await explained(
@@ -181,27 +188,6 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
         rows = sum(1 + max(0, columns(line) - 1) // room for line in told)
         return [*told, *explain_briefly(answers, shutil.get_terminal_size().lines - rows - 1)], OK
     return [*told, *(explain(answers, most) if answers else ())], OK
-
-
-async def _claims_of_pod(
-    access: Access, namespace: str, cluster: FollowedCluster | None, missing: list[str]
-) -> Sequence[Claim] | None:
-    """Return the claims of a pod's namespace; None if they cannot be read, and why is added to `missing`."""
-    if cluster is not None and (claims := cluster.claims_of()):
-        return claims
-    raw, why = await raw_claims(access, namespace)
-    if why:
-        missing.append(why)
-        return None
-    return readable_claims(raw)[0]
-
-
-async def _histories(access: Access, pod: Pod, missing: list[str], agents_in: str) -> Sequence[NodeHistory] | None:
-    async def read() -> Sequence[NodeHistory]:
-        agents = await agents_of(access, agents_in)
-        return await histories_of(pod, partial(agents.read, pod.node_name, kind=NodeHistory))
-
-    return await _unless_unread(read(), missing)
 
 
 async def _prices(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.client.api_client import PatchType
-from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError
+from gpu_device_plugin.cluster.client.errors import ApiError
 from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, NodeReader
+from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.core.capacity.plans import drain, on_gpus
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node, with_cordons
 from gpu_device_plugin.core.report.leftovers import leftovers
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.kubectl import Access
     from gpu_device_plugin.view.movable_pods import Arrangement
 
-_ATTEMPTS = 5
 _ALL = ":all"
 """After the number of a GPU in MIG mode, as in ``0:all``."""
 
@@ -193,21 +193,11 @@ def _text(cordons: Mapping[str, Cordon]) -> str | None:
 async def _write(
     access: Access, name: str, change: Callable[[Mapping[str, Cordon]], Mapping[str, Cordon]]
 ) -> Mapping[str, Cordon]:
-    """Change the cordons of a node as it is now; return them. If it changes in between, this is done again."""
-    left = _ATTEMPTS
-    while True:
-        left -= 1
-        node = NodeReader().read(await access.get(NODES, name))
-        cordons = change(_cordons(node))
-        there = {"uid": node.uid, "resourceVersion": node.resource_version}
-        body = {"metadata": {**there, "annotations": {CORDONS: _text(cordons)}}}
-        try:
-            await access.client.patch(NODES, name, body)
-        except ApiError as error:
-            if not isinstance(error, ConflictError) or not left:
-                raise ClusterUnreadableError(f"the cordon cannot be written: {unread(error)}") from error
-        else:
-            return cordons
+    """Change the cordons of a node as it is now; return them."""
+    try:
+        return _cordons(await OwnNode(access.client, name).change_cordons(change))
+    except (ApiError, MalformedAnnotationError) as error:
+        raise ClusterUnreadableError(f"the cordon cannot be written: {unread(error)}") from error
 
 
 # --- Leftovers -------------------------------------------------------------------------------------------------------

@@ -140,14 +140,6 @@ async def add_claims(cluster: FollowedCluster, access: Access, namespace: str = 
     return [unseen(why)] if why else warnings
 
 
-async def _alone(
-    raw_pods: Sequence[msgspec.Raw], resources: Sequence[Resource], access: Access, namespace: str
-) -> list[PodRow]:
-    """Return the pods of a namespace by their limits and claims, where nodes cannot be read."""
-    claims, _ = readable_claims((await raw_claims(access, namespace))[0])
-    return [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims)]
-
-
 async def _pods_of(namespace: str, access: Access, resources: Sequence[Resource]) -> Output:
     """Show the pods of one namespace, with their use if nodes can be read."""
     raw_pods = await access.items(PODS, NOT_ENDED, namespace=namespace)
@@ -156,8 +148,10 @@ async def _pods_of(namespace: str, access: Access, resources: Sequence[Resource]
     except ApiError as error:
         shown = f"only the pods of {namespace} are shown, without use and free GPUs"
         say(sys.stderr, f"warning: {unread(error)}: {shown} ({_VIEWER})")
+        claims, _ = readable_claims((await raw_claims(access, namespace))[0])
         waiting = rows_waiting(cluster((), raw_pods, resources)[0].waiting_pods, resources)
-        return _table_of([*await _alone(raw_pods, resources, access, namespace), *waiting], namespace), OK
+        rows = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims), *waiting]
+        return _table_of(rows, namespace), OK
     found = await cluster_of(raw_nodes, raw_pods, resources, access, namespace)
     waiting = rows_waiting(found.waiting_pods, resources, found.claims_of())
     return _table_of([*pod_rows(found.views, namespace), *waiting], namespace), OK

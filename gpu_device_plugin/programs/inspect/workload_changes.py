@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -211,13 +210,11 @@ def _label(namespace: str, bound: int) -> str:
 # --- What sleeps -----------------------------------------------------------------------------------------------------
 
 
-_SLEEPERS: Mapping[str, ObjectKind] = MappingProxyType(
-    {
-        "deployment": ObjectKind("deployments", group="apps"),
-        "statefulset": ObjectKind("statefulsets", group="apps"),
-        "notebook": ObjectKind("notebooks", group="kubeflow.org"),
-    }
-)
+_SLEEPERS: Mapping[str, ObjectKind] = {
+    "deployment": ObjectKind("deployments", group="apps"),
+    "statefulset": ObjectKind("statefulsets", group="apps"),
+    "notebook": ObjectKind("notebooks", group="kubeflow.org"),
+}
 """The kinds that sleep."""
 
 

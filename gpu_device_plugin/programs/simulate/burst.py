@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.value.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.experiment import Plan
-    from gpu_device_plugin.programs.simulate.model import Recording, SimulationOutcome, Workload
-    from gpu_device_plugin.programs.simulate.sources import Inputs
+    from gpu_device_plugin.programs.simulate.model import Inputs, SimulationOutcome, Workload
 
     Json = dict[str, Any]
 
@@ -119,15 +118,13 @@ def guarantees(workload: Workload, percent: int | None) -> tuple[PodKind, ...]:
     """Return the kinds of pods with their guarantees for shares; `percent` None: as they are."""
     if percent is None:
         return workload.kinds
-    kinds = zip(workload.kinds, workload.recordings, strict=True)
-    return tuple([replace(kind, shares=_guaranteed(kind.shares, recording, percent)) for kind, recording in kinds])
-
-
-def _guaranteed(shares: int, recording: Recording, percent: int) -> int:
-    """Return the least whole number of shares that a pod did not exceed for a part of the time, up to its `shares`."""
-    values = sorted(recording.use_gib)
-    least = values[-(-percent * len(values) // 100) - 1]
-    return min(shares, max(1, -int(-least // 1)))
+    found = []
+    for kind, recording in zip(workload.kinds, workload.recordings, strict=True):
+        # The least whole number of shares that it did not exceed for this part of the time.
+        values = sorted(recording.use_gib)
+        least = values[-(-percent * len(values) // 100) - 1]
+        found.append(replace(kind, shares=min(kind.shares, max(1, -int(-least // 1)))))
+    return tuple(found)
 
 
 def _replay_all(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,7 +21,7 @@ from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.gpus import MOST_GPUS
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.programs.simulate.entries import SHARE_MIB
-from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS
+from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Inputs, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -47,24 +47,12 @@ class _List(msgspec.Struct, gc=False):
     items: list[msgspec.Raw] | None = None
 
 
-_LISTS = msgspec.json.Decoder(_List)
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterList:
-    """A cluster as a list of its nodes and pods has it."""
-
-    nodes: tuple[Start, ...]
-    """With the room beside the pods that run there."""
-    pods: tuple[tuple[str, PodKind], ...]
-    """The pods with GPUs that have no node, the oldest first, and then those of manifests: each with the name of the
-    object that made it. A pod counts once for each part of it that gets GPUs of its own."""
-    notes: tuple[str, ...] = ()
-    """A sentence for each object that is left out, and why."""
-
-
-def read_cluster(text: bytes, resources: Sequence[Resource], *, from_empty: bool = False) -> ClusterList:
+def read_cluster(text: bytes, resources: Sequence[Resource], *, from_empty: bool = False) -> Inputs:
     """Read a list of nodes, of pods, and of objects that make pods; or one of these alone.
+
+    Nodes have the room beside the pods that run there. The pods with GPUs that have no node come, the oldest first, and
+    then those of manifests: each with the name of the object that made it. A pod counts once for each part of it that
+    gets GPUs of its own. What is left out, and why, is in the notes.
 
     With `from_empty` pods with GPUs that run take no room, and come before those that wait; other pods stay.
 
@@ -86,15 +74,15 @@ def read_cluster(text: bytes, resources: Sequence[Resource], *, from_empty: bool
 
 
 def _objects(text: bytes) -> Iterator[tuple[str, msgspec.Raw]]:
-    listed = decoded(_LISTS, text, "list as kubectl prints it")
+    listed = decoded(text, _List, "list as kubectl prints it")
     if listed.items is None and not listed.kind:
         raise UnreadableObjectError("not a list as kubectl prints it: it has no items, and no kind")
     if listed.items is None and not listed.kind.endswith("List"):
         yield listed.kind, msgspec.Raw(text)
     for raw in listed.items or ():
         try:
-            kind = _LISTS.decode(raw).kind
-        except msgspec.DecodeError:
+            kind = decoded(raw, _List, "object").kind
+        except UnreadableObjectError:
             kind = ""
         yield kind or listed.kind.removesuffix("List"), raw
 
@@ -231,7 +219,7 @@ class _Reader:
 
     # --- All together -------------------------------------------------------------------------------------------------
 
-    def found(self) -> ClusterList:
+    def found(self) -> Inputs:
         nodes = []
         for name, node in self._fleet.candidates.items():
             if node.gpus.problem:
@@ -241,7 +229,7 @@ class _Reader:
             elif node.gpus.instances:
                 why = "its MIG instances are given whole, by the resources of their profiles"
                 self._leave_out(f"node {name}", why)
-        return ClusterList(tuple(nodes), tuple(self._coming), tuple(self.notes))
+        return Inputs(tuple(nodes), Workload.of(self._coming), ordered=True, notes=tuple(self.notes))
 
     def _with_pods(self, node: Start) -> Start:
         """Return a node without GPUs that pods hold through NVIDIA's device plugin: without the first ones."""
@@ -265,16 +253,16 @@ class _Template(msgspec.Struct, gc=False):
     spec: dict[str, Any] | None = None
 
 
-class _JobTemplate(msgspec.Struct, gc=False):
-    spec: msgspec.Raw = msgspec.Raw()
-
-
 class _Spec(msgspec.Struct, rename="camel", gc=False):
     replicas: int | None = None
     parallelism: int | None = None
     completions: int | None = None
     template: _Template | None = None
     job_template: _JobTemplate | None = None
+
+
+class _JobTemplate(msgspec.Struct, gc=False):
+    spec: _Spec = msgspec.field(default_factory=_Spec)
 
 
 class _Metadata(msgspec.Struct, rename="camel", gc=False):
@@ -314,12 +302,9 @@ class _Manifest(msgspec.Struct, gc=False):
         return f"{meta.namespace}/{name}" if meta.namespace else name
 
 
-_MANIFESTS = msgspec.json.Decoder(_Manifest)
-
-
 def _manifest(raw: bytes | msgspec.Raw, kind: str) -> _Manifest:
     """Read an object of one of the `_MAKERS`, or a pod; the items of a typed list do not name their kind themselves."""
-    found = decoded(_MANIFESTS, raw, kind)
+    found = decoded(raw, _Manifest, kind)
     found.kind = kind
     return found
 
@@ -328,7 +313,7 @@ def _template_of(found: _Manifest) -> tuple[bytes, int]:
     """Return one of the pods of a workload, as JSON of the API and as if it waited, and how many there are."""
     spec = found.spec
     if found.kind == "CronJob" and spec.job_template is not None:
-        spec = decoded(_SPECS, spec.job_template.spec or b"{}", "CronJob")
+        spec = spec.job_template.spec
     number = _number(found.kind, spec)
     if spec.template is None or not spec.template.spec:
         raise UnreadableObjectError(f"not a {found.kind}: it has no template with a spec")
@@ -339,17 +324,13 @@ def _template_of(found: _Manifest) -> tuple[bytes, int]:
 
 def _unbound(raw: bytes | msgspec.Raw, found: _Manifest) -> bytes:
     """Return a pod that no cluster has yet as one that waits."""
-    pod = decoded(_OBJECTS, raw, "Pod")
+    pod = decoded(raw, dict[str, Any], "Pod")
     return _waiting(pod["metadata"], pod.get("spec") or {}, found)
 
 
 def _waiting(metadata: dict[str, Any], spec: dict[str, Any], of: _Manifest) -> bytes:
     named = {"name": of.metadata.name or "pod", "namespace": of.metadata.namespace or "default", "uid": f"of {of.name}"}
     return msgspec.json.encode({"kind": "Pod", "metadata": {**metadata, **named}, "spec": {**spec, "nodeName": ""}})
-
-
-_OBJECTS = msgspec.json.Decoder(dict[str, Any])
-_SPECS = msgspec.json.Decoder(_Spec)
 
 
 def _number(kind: str, spec: _Spec) -> int:

@@ -84,7 +84,6 @@ def nodes_in(text: str) -> tuple[Start, ...]:
         divided = _number(name, words, "divided", gpus if profiles else 0, gpus)
         room = _amounts(name, words, {"cpu": "256", "memory": "4Ti"})
         shape = _shape(mem, model if "mem" in words else product, gpus - divided, profiles * divided, room)
-        _bounded(name, len(found) + number)
         found += [Start.empty(f"{name}-{at + 1}", shape) for at in range(number)]
     return tuple(found)
 
@@ -107,7 +106,6 @@ def pods_in(text: str) -> list[tuple[str, PodKind]]:
         asked = _amounts(name, words, {"cpu": "0", "memory": "0"})
         models = tuple(model for model in words.get("model", "").split("|") if model)
         gpus = split if mem else count
-        _bounded(name, len(found) + number)
         kind = PodKind(mem // split, gpus, asked.cpu_milli, asked.memory_mib, GpuPreferences(models))
         label = " ".join(f"{word}={value}" for word, value in words.items()) or told(kind)
         found += [(label, kind)] * number
@@ -153,6 +151,7 @@ def _shape(mem: int, model: str, whole: int, divided: Iterable[Iterable[tuple[st
 
 def _entries(text: str, known: tuple[str, ...]) -> Iterator[tuple[str, int, Mapping[str, str]]]:
     """Yield nodes or pods that are alike: how they were written, how many they are, and what is said of them."""
+    total = 0
     for entry in filter(None, map(str.strip, text.split(";"))):
         words: dict[str, str] = {}
         parts = entry.replace(",", " ").split()
@@ -174,6 +173,9 @@ def _entries(text: str, known: tuple[str, ...]) -> Iterator[tuple[str, int, Mapp
                 raise EntryError(f"{entry!r}: {name} stands there twice; remove one")
             words[name] = value
         _known(repr(entry), words, known)
+        total += number
+        if total > MOST_ARRIVALS:
+            raise EntryError(f"{entry!r}: that makes more than {MOST_ARRIVALS:,}; give fewer")
         yield repr(entry), number, words
 
 
@@ -238,8 +240,3 @@ def _amounts(name: str, words: Mapping[str, str], default: Mapping[str, str]) ->
     if found.cpu_milli > _MOST_AMOUNT or found.memory_mib > _MOST_AMOUNT:
         raise EntryError(f"{name}: no machine has so much CPU or memory; give at most a million CPUs and 953Ti")
     return found
-
-
-def _bounded(name: str, number: int) -> None:
-    if number > MOST_ARRIVALS:
-        raise EntryError(f"{name}: that makes more than {MOST_ARRIVALS:,}; give fewer")

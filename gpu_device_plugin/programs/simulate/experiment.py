@@ -10,7 +10,8 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.cluster.packing import finished
-from gpu_device_plugin.core.value.placing import ByFullness, ByValue, Placer, Start
+from gpu_device_plugin.core.value.marginal_value import Appraiser
+from gpu_device_plugin.core.value.placing import ByFullness, Placer, Start
 from gpu_device_plugin.core.value.price_learning import learning
 from gpu_device_plugin.core.value.workload_mix import needs_gpus
 from gpu_device_plugin.programs.simulate.model import (
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.value.placing import Policy
     from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
-    from gpu_device_plugin.programs.simulate.model import Workload
-    from gpu_device_plugin.programs.simulate.sources import Inputs
+    from gpu_device_plugin.programs.simulate.model import Inputs, Workload
 
 POLICIES = ("fit", "binpack", "spread")
 REJECTED = "rejected"
@@ -60,7 +60,7 @@ class Plan:
 
 def policy_of(name: str, nodes: Sequence[Start], workload: Workload) -> Policy[Any]:
     """Return one of `POLICIES`; `fit` knows which pods will come."""
-    return ByValue(finished(learning(workload.mix(), gpu_nodes(nodes)))) if name == "fit" else ByFullness(name)
+    return Appraiser(finished(learning(workload.mix(), gpu_nodes(nodes)))) if name == "fit" else ByFullness(name)
 
 
 def gpu_nodes(nodes: Iterable[Start]) -> Mapping[NodeType, int]:

@@ -83,6 +83,20 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
+class Inputs:
+    """What is simulated."""
+
+    nodes: tuple[Start, ...]
+    workload: Workload
+    ordered: bool = False
+    """The pods have an order of their own; otherwise a seed shuffles them."""
+    notes: tuple[str, ...] = ()
+    """A sentence for each thing that the user should know of."""
+    added: Start | None = None
+    """The kind of node that may be added."""
+
+
+@dataclass(frozen=True, slots=True)
 class SimulationOutcome:
     """What came of one run."""
 

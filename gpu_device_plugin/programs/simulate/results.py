@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.value.placing import Start
     from gpu_device_plugin.core.value.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.experiment import Needed, Plan
-    from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Workload
-    from gpu_device_plugin.programs.simulate.sources import Inputs
+    from gpu_device_plugin.programs.simulate.model import Inputs, SimulationOutcome, Workload
 
     Json = dict[str, Any]
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.core.report.text.columns import Line
-from gpu_device_plugin.programs.commandline import FAILED, OK, discard_output, resources_in, say, show
+from gpu_device_plugin.programs.commandline import FAILED, OK, resources_in, say, show
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, nodes_and_pods
 from gpu_device_plugin.programs.simulate.burst import burst_table, simulate_burst
 from gpu_device_plugin.programs.simulate.experiment import POLICIES, REJECTED, Plan, nodes_needed, simulate
@@ -72,9 +72,6 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
     except ClusterUnreadableError as error:
         bar.clear()
         say(sys.stderr, f"{_PROG}: {error}")
-        return FAILED
-    except BrokenPipeError:
-        discard_output(sys.stdout)
         return FAILED
     finally:
         bar.clear()

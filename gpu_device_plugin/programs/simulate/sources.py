@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from math import ceil, isfinite
@@ -20,7 +20,7 @@ from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError
 from gpu_device_plugin.programs.simulate.clusterlist import read_cluster
 from gpu_device_plugin.programs.simulate.entries import EntryError, known_model, nodes_in, pods_in
-from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Recording, Workload, counted, told
+from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Inputs, Recording, Workload, counted, told
 from gpu_device_plugin.settings.forms import duration
 from gpu_device_plugin.settings.knobs import UsageError
 
@@ -43,20 +43,6 @@ _FIRST = 1 << 16
 _FORMATS = "give manifests, or what kubectl get nodes,pods -A -o json prints"
 _NODE_EXAMPLE = "10x gpus=4 mem=24 cpu=64 memory=256Gi"
 _POD_EXAMPLE = "40x mem=8 cpu=4 memory=16Gi; 5x count=2"
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What is simulated."""
-
-    nodes: tuple[Start, ...]
-    workload: Workload
-    ordered: bool = False
-    """The pods have an order of their own; otherwise a seed shuffles them."""
-    notes: tuple[str, ...] = ()
-    """A sentence for each thing that the user should know of."""
-    added: Start | None = None
-    """The kind of node that may be added."""
 
 
 def inputs_of(
@@ -118,10 +104,7 @@ def _opened(
     content = _of_cluster(kubectl) if text == CLUSTER else _read(text, otherwise)
     if not _is_json(content):
         raise EntryError(f"the file is neither JSON nor YAML; {_FORMATS}")
-    if (recorded := recorded_in(content)) is not None:
-        return Inputs((), recorded[0], notes=recorded[1])
-    cluster = read_cluster(content, resources, from_empty=from_empty)
-    return Inputs(cluster.nodes, Workload.of(cluster.pods), ordered=True, notes=cluster.notes)
+    return recorded_in(content) or read_cluster(content, resources, from_empty=from_empty)
 
 
 def _of_cluster(kubectl: Callable[[], bytes]) -> bytes:
@@ -262,34 +245,29 @@ class _Matrix(msgspec.Struct, gc=False):
     result: list[_Series]
 
 
-_FILES = msgspec.json.Decoder(_File)
-_PODS = msgspec.json.Decoder(list[_Pod])
-_MATRICES = msgspec.json.Decoder(_Matrix)
-
-
-def recorded_in(content: bytes) -> tuple[Workload, tuple[str, ...]] | None:
+def recorded_in(content: bytes) -> Inputs | None:
     """Return the pods of a file, with a sentence for each thing left out; None: the file is of another format.
 
     Raises:
         EntryError: it is of one of these formats, and cannot be used.
     """
     try:
-        file = _FILES.decode(content)
+        file = msgspec.json.decode(content, type=_File)
     except msgspec.DecodeError:
         return None
     if not file.pods and not file.data:
         return None
     try:
-        workload, notes = _of_prometheus(_MATRICES.decode(file.data)) if file.data else _of_list(file)
+        found = _of_prometheus(msgspec.json.decode(file.data, type=_Matrix)) if file.data else _of_list(file)
     except msgspec.DecodeError as error:
         what = "an answer of Prometheus to a range query" if file.data else "a list of pods with their use"
         raise EntryError(f"it is not {what}: {error}") from None
-    if sum(len(each.use_gib) for each in workload.recordings) > _MOST_VALUES:
+    if sum(len(each.use_gib) for each in found.workload.recordings) > _MOST_VALUES:
         raise EntryError(f"there are more than {_MOST_VALUES:,} values; record fewer pods, or use a longer step")
-    return workload, notes
+    return found
 
 
-def _of_list(file: _File) -> tuple[Workload, tuple[str, ...]]:
+def _of_list(file: _File) -> Inputs:
     pods: list[int] = []
     kinds: list[PodKind] = []
     recordings: list[Recording] = []
@@ -298,7 +276,7 @@ def _of_list(file: _File) -> tuple[Workload, tuple[str, ...]]:
         step_s = duration().read(str(file.step))
     except ValueError as error:
         raise EntryError(f"step: {error}") from None
-    for at, pod in enumerate(_PODS.decode(file.pods)):
+    for at, pod in enumerate(msgspec.json.decode(file.pods, type=list[_Pod])):
         name = pod.name or f"pod {at + 1}"
         asked = allocatable_amounts({"cpu": pod.cpu, "memory": pod.memory})
         if asked is None:
@@ -311,10 +289,10 @@ def _of_list(file: _File) -> tuple[Workload, tuple[str, ...]]:
         kinds.append(PodKind(pod.mem, 1, asked.cpu_milli, asked.memory_mib))
         recordings.append(Recording(tuple(pod.use), pod.priority))
         pods += [at] * pod.number
-    return Workload(tuple(kinds), tuple(pods), tuple(names), tuple(recordings), step_s), ()
+    return Inputs((), Workload(tuple(kinds), tuple(pods), tuple(names), tuple(recordings), step_s))
 
 
-def _of_prometheus(matrix: _Matrix) -> tuple[Workload, tuple[str, ...]]:
+def _of_prometheus(matrix: _Matrix) -> Inputs:
     """Return a pod for each container with a series of its use and one of what it was granted."""
     used: dict[tuple[str, str, str], list[tuple[float, ...]]] = {}
     granted: dict[tuple[str, str, str], float] = {}
@@ -351,7 +329,7 @@ def _of_prometheus(matrix: _Matrix) -> tuple[Workload, tuple[str, ...]]:
         tuple([Recording(use) for use in kept.values()]),
         step_s,
     )
-    return workload, tuple(notes)
+    return Inputs((), workload, notes=tuple(notes))
 
 
 def _bytes(text: str) -> float:

@@ -23,6 +23,7 @@ from gpu_device_plugin.model.telemetry import GpuTelemetry, Throttle
 from gpu_device_plugin.node.rules.node import Block, Node
 from tests.mig_gpus import MIDDLE, SMALL, in_mig_mode
 from tests.nodes import node, uuid
+from tests.reports import idle_metrics
 
 GIB = 1 << 30
 PART = ContainerUse("shop", "web-0", "main", 0, 4096, 3072, 25, Enforcement.DRIVER, LimitStatus.DIFFERS, 2048)
@@ -326,8 +327,8 @@ TOLD: dict[str, tuple[Any, str]] = {
 
 
 def test_what_an_agent_does_not_look_after_has_no_gauges() -> None:
-    whole = {gauge.name for gauge, _ in NodeMetrics(node(8)).gauges()}
-    bare = NodeMetrics(node(8), use=None, limit_states=None, containers_over=None, mps=None, telemetry=None)
+    whole = {gauge.name for gauge, _ in idle_metrics(node(8)).gauges()}
+    bare = NodeMetrics(node(8))
     left = {gauge.name for gauge, _ in bare.gauges()}
     assert left < whole
     assert {"gpushare_gpu_shares", "gpushare_stream_up"} <= left
@@ -337,7 +338,7 @@ def test_what_an_agent_does_not_look_after_has_no_gauges() -> None:
 
 def conditions(*told: GpuTelemetry, seen: Node = node(16)) -> list[str]:  # noqa: B008 - frozen
     """Return what the conditions of GPUs add to the lines of a node, without the label of its first GPU."""
-    before = {*lines(NodeMetrics(seen), "gpu_")}
+    before = {*lines(idle_metrics(seen), "gpu_")}
     added = lines(NodeMetrics(seen, telemetry={each.uuid: each for each in told}), "gpu_")
     return [line.replace(f'gpu="{uuid(0)}"', "").removeprefix("gpu_") for line in added if line not in before]
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
-from gpu_device_plugin.core.value.marginal_value import NEVER, Left, left_on, shape_of
-from gpu_device_plugin.core.value.placing import ByFullness, ByValue, Placer, Start, asked
+from gpu_device_plugin.core.value.marginal_value import NEVER, Appraiser, Left, left_on, shape_of
+from gpu_device_plugin.core.value.placing import ByFullness, Placer, Start, asked
 from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
 from tests.scores import partly_used, score
@@ -35,7 +35,7 @@ KINDS = (
 @pytest.mark.parametrize("shapes", [(T4, T4, A10, A10, T4), (T4, A10, A10, MIG, MIG)], ids=["GPUs", "MIG"])
 def test_nothing_is_lost_when_pods_have_come_and_left(shapes: tuple[NodeType, ...]) -> None:
     nodes = [Start.empty("", shape) for shape in shapes]
-    placer = Placer(nodes, KINDS, ByValue(learn(dict.fromkeys(KINDS, 1.0), Counter(shapes))))
+    placer = Placer(nodes, KINDS, Appraiser(learn(dict.fromkeys(KINDS, 1.0), Counter(shapes))))
     running: list[int] = []
     rng = random.Random(1)  # noqa: S311 - the same pods every time
     for number in range(300):
@@ -61,7 +61,7 @@ def test_equal_instances_are_taken_of_one_gpu_after_the_other_or_of_all_evenly(p
 
 
 def test_on_a_node_whose_shape_was_not_learned_no_pod_is_placed() -> None:
-    placer = Placer([Start.empty("a0", A10)], (PodKind(5, 1),), ByValue(learn({PodKind(5, 1): 1.0}, {T4: 1})))
+    placer = Placer([Start.empty("a0", A10)], (PodKind(5, 1),), Appraiser(learn({PodKind(5, 1): 1.0}, {T4: 1})))
     assert placer.place(0) is None
 
 
@@ -88,8 +88,8 @@ def test_binpack_is_what_the_extender_does(kind: PodKind, gpus: list[tuple[str |
     node, ask, policy = partly_used(gpus), asked(kind), ByFullness("binpack")
     found = fit(ask, node, "binpack")
     enough = kind.cpu_milli <= 32_000 and kind.memory_mib <= 131_072
-    seen = policy.look(shape_of(node), left_on(node))
-    gain = policy.score(kind, seen)
+    seen = policy.appraise(shape_of(node), left_on(node))
+    gain = policy.gain(kind, seen)
     assert (gain != NEVER) == (isinstance(found, Fit) and enough)
     if gain != NEVER and isinstance(found, Fit):
         assert found.placements[0].positions == tuple(sorted(policy.gpus(kind, seen)))
@@ -100,17 +100,13 @@ def test_binpack_places_pods_without_gpus_where_there_is_room() -> None:
     shape, policy = NodeType((), (), 1000, 1000), ByFullness("binpack")
 
     def fits(kind: PodKind, left: Left) -> bool:
-        return policy.score(kind, policy.look(shape, left)) != NEVER
+        return policy.gain(kind, policy.appraise(shape, left)) != NEVER
 
     assert fits(PodKind(0, 0, 500), Left((), 1000, 1000))
     assert not fits(PodKind(0, 0, 500), Left((), 400, 1000))
     assert not fits(PodKind(0, 0, 0, 500), Left((), 1000, 400))
 
 
-def test_policies_take_no_gpus_where_a_pod_does_not_fit() -> None:
-    """Whoever asks for the GPUs of such a node gets none."""
-    full = Left((0, 0), 32_000, 131_072)
+def test_binpack_has_no_gpus_where_a_pod_does_not_fit() -> None:
     policy = ByFullness("binpack")
-    assert policy.gpus(PodKind(5, 1), policy.look(T4, full)) == []
-    learned = ByValue(learn({PodKind(5, 1): 1.0}, {T4: 1}))
-    assert learned.gpus(PodKind(5, 1), learned.look(A10, Left((24,), 1, 1))) == ()
+    assert policy.gpus(PodKind(5, 1), policy.appraise(T4, Left((0, 0), 32_000, 131_072))) == []

@@ -71,7 +71,7 @@ class Claims(Cluster):
     def dra(self) -> DraDriver:
         """The driver of the agent."""
         assert self.node.agent is not None
-        return self.node.agent.of(ClaimsFeature).dra
+        return self.node.agent.features.of(ClaimsFeature).dra
 
     def slices(self) -> list[dict[str, Any]]:
         """Return the spec of every slice, by name."""

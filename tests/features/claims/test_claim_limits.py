@@ -67,7 +67,7 @@ async def test_a_claim_with_a_limit_borrows_and_returns(tmp_path: Path) -> None:
         assert here.status("small")[0]["data"]["memoryLimitMiB"] == 12288
 
         use(here, "small", 12)
-        watch = here.node.agent.of(Use) if here.node.agent is not None else None
+        watch = here.node.agent.features.of(Use) if here.node.agent is not None else None
         assert watch is not None
         await here.node.until(lambda: any(each.used_mib == 12288 for each in watch.reading.value.containers))
         here.wish("large", exactly(memory="8Gi"))

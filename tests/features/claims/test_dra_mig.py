@@ -57,8 +57,8 @@ async def test_a_claim_gets_a_whole_instance_which_the_hardware_keeps_apart() ->
         assert (device["data"]["uuid"], device["data"]["limitBy"]) == (uuid, "partition")
         assert here.node.agent is not None
         agent = here.node.agent
-        await here.node.until(lambda: [each.container for each in agent.of(Use).holders()] == ["main"])
-        (holder,) = agent.of(Use).holders()
+        await here.node.until(lambda: [each.container for each in agent.features.of(Use).holders()] == ["main"])
+        (holder,) = agent.features.of(Use).holders()
         assert (list(holder.granted), holder.whole) == ([uuid], True)
         await here.end_claim("c1")
         assert not agent.state.node.ledger.id_states

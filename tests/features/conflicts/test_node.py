@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def launch(node: NodeWorld) -> None:
     """Start an agent that looks often."""
-    node.launch().of(ConflictingPlugins).look_s = 0.05
+    node.launch().features.of(ConflictingPlugins).look_s = 0.05
 
 
 async def test_beside_another_device_plugin_nothing_is_registered(caplog: pytest.LogCaptureFixture) -> None:
@@ -74,7 +74,7 @@ async def test_one_that_restarts_is_not_believed_gone() -> None:
         with listening(path):
             launch(node)
             assert node.agent is not None
-            found, others = node.agent.of(ConflictingPlugins), node.agent.other_plugins.others
+            found, others = node.agent.features.of(ConflictingPlugins), node.agent.other_plugins.others
             await node.until(lambda: bool(others.value))
             found.look_s = 60
         path.unlink()
@@ -114,7 +114,7 @@ async def test_what_the_node_offers_by_the_api_counts_and_people_are_told_in_an_
     async with cluster() as there:
         there.api.patch("nodes", NODE, {"status": {"allocatable": {"nvidia.com/gpu": "2"}}}, subresource="status")
         agent = there.node.launch()
-        agent.of(ConflictingPlugins).look_s = 0.05
+        agent.features.of(ConflictingPlugins).look_s = 0.05
         there.cluster.look_s = 0.05
         await there.node.until(lambda: bool(there.events("OtherDevicePlugin")))
         (event,) = there.events("OtherDevicePlugin")
@@ -145,14 +145,14 @@ async def theirs(there: Cluster) -> None:
 
 async def reading_of(there: Cluster, agent: NodeAgent) -> None:
     """Wait until a reading shows the process, and for some more."""
-    await there.node.until(lambda: agent.of(Use).reading.value.used_mib.get(there.node.uuids[0]) == 3200)
-    at = agent.of(Use).reading.version
-    await there.node.until(lambda: agent.of(Use).reading.version >= at + 5)
+    await there.node.until(lambda: agent.features.of(Use).reading.value.used_mib.get(there.node.uuids[0]) == 3200)
+    at = agent.features.of(Use).reading.version
+    await there.node.until(lambda: agent.features.of(Use).reading.version >= at + 5)
 
 
 def nobody_is_accused(there: Cluster, agent: NodeAgent) -> bool:
-    assert agent.of(OverUse).excesses == {}
-    assert not any(use.trespassing for use in agent.of(Use).reading.value.containers)
+    assert agent.features.of(OverUse).excesses == {}
+    assert not any(use.trespassing for use in agent.features.of(Use).reading.value.containers)
     assert there.events("GPUTrespass") == []
     return bool(there.api.count("create", "pods/eviction") == 0)
 
@@ -165,12 +165,12 @@ async def test_beside_another_plugin_its_pods_do_not_trespass_and_nobody_is_evic
             await theirs(there)  # the agent has not looked for others since, and will not for a minute
             await reading_of(there, agent)
             assert nobody_is_accused(there, agent)
-        agent.of(ConflictingPlugins).look_s = 0.0
+        agent.features.of(ConflictingPlugins).look_s = 0.0
         await there.node.ready()
         await reading_of(there, agent)
         assert nobody_is_accused(there, agent), "the other plugin is gone, and its pod still runs"
         there.node.hardware(T4, T4)
-        await there.node.until(lambda: agent.of(Use).reading.value.used_mib.get(there.node.uuids[0]) != 3200)
+        await there.node.until(lambda: agent.features.of(Use).reading.value.used_mib.get(there.node.uuids[0]) != 3200)
         there.node.hardware(BUSY, T4)
         await there.node.until(lambda: bool(there.events("GPUTrespass")))
 
@@ -245,6 +245,6 @@ async def test_what_another_plugin_gave_is_not_shared_when_it_has_left_and_nobod
         await there.node.until(lambda: bool(agent.state.node.ledger.held_by_other_resource))
         there.node.process(77, replace(pod("x"), uid=uid), "5ad9" * 16)
         there.node.hardware(T4, BUSY)
-        await there.node.until(lambda: agent.of(Use).reading.value.used_mib.get(there.node.uuids[1]) == 3200)
+        await there.node.until(lambda: agent.features.of(Use).reading.value.used_mib.get(there.node.uuids[1]) == 3200)
         assert nobody_is_accused(there, agent)
         await there.node.healthy_is(COUNT, 1)

@@ -193,13 +193,13 @@ async def test_a_cordon_is_added_to_those_that_others_write_meanwhile(times: int
         client.api, client.times = it.api, times
         own = OwnNode(client, NODE)
         if kept:
-            assert CORDONS in (await own.cordon("GPU-a", WHY)).annotations
+            assert CORDONS in (await own.change_cordons(lambda now: {"GPU-a": WHY, **now})).annotations
             assert cordons(it).keys() == kept
-            assert await own.cordon("GPU-a", Cordon("bob")) == await own.read()
+            assert await own.change_cordons(lambda now: {"GPU-a": Cordon("bob"), **now}) == await own.read()
             assert cordons(it)["GPU-a"] == WHY
         else:
             with pytest.raises(ConflictError):
-                await own.cordon("GPU-a", WHY)
+                await own.change_cordons(lambda now: {"GPU-a": WHY, **now})
             assert "GPU-a" not in cordons(it)
 
 

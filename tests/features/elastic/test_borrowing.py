@@ -73,7 +73,7 @@ class Scene:
         made = await self.runs("nb", 4, {MEMORY_LIMIT: "12"})
         self.use(nb=12 * GIB)
         await self.it.node.until(
-            lambda: any(use.used_mib == 12 * GIB for use in self.agent.of(Use).reading.value.containers)
+            lambda: any(use.used_mib == 12 * GIB for use in self.agent.features.of(Use).reading.value.containers)
         )
         return made
 
@@ -88,7 +88,7 @@ class Scene:
 
     def next_reading(self) -> Callable[[], bool]:
         """Return whether the use has been read since."""
-        reading = self.agent.of(Use).reading
+        reading = self.agent.features.of(Use).reading
         before = reading.version
         return lambda: reading.version > before
 
@@ -144,8 +144,8 @@ async def test_a_newcomer_waits_until_the_borrower_has_returned_its_memory() -> 
         assert new.phase == "Running"
         assert its.used["nb"] < 8 * GIB
         place = (made.uid, "main", its.it.node.uuids[0])
-        await its.it.node.until(lambda: not its.agent.of(Borrowing).reclaiming.value.requests)
-        assert its.file(made).limit_mib == its.agent.of(Borrowing).allowed_now.value[place] < 8 * GIB
+        await its.it.node.until(lambda: not its.agent.features.of(Borrowing).reclaiming.value.requests)
+        assert its.file(made).limit_mib == its.agent.features.of(Borrowing).allowed_now.value[place] < 8 * GIB
         assert its.file(made).return_mib == 0
         ((about, note),) = its.told("GPUMemoryAsked")
         assert about == "nb"
@@ -205,7 +205,7 @@ async def test_a_borrower_that_refuses_is_reported_and_the_newcomer_is_told_why_
         assert (asked.limit_mib, bool(asked.return_by), asked.needed_by) == (4096, True, "default/new")
         # Others are answered meanwhile, and the memory of those that run is theirs.
         its.use(nb=4 * GIB)
-        await its.it.node.until(lambda: not its.agent.of(Borrowing).reclaiming.value.requests)
+        await its.it.node.until(lambda: not its.agent.features.of(Borrowing).reclaiming.value.requests)
         assert (await its.it.node.kubelet.restart_container(new, "main")).phase == "Running"
         assert 'gpushare_refusals_total{reason="memory_borrowed_by_others",resource="aliyun.com/gpu-mem"} 2.0' in (
             await its.it.metrics()
@@ -214,12 +214,12 @@ async def test_a_borrower_that_refuses_is_reported_and_the_newcomer_is_told_why_
 
 def shortly(its: Scene, seconds: float = 1.5) -> None:
     """Let the agent answer PreStartContainer after so long instead of 25 s."""
-    before_start = its.agent.of(Borrowing).before_start
+    before_start = its.agent.features.of(Borrowing).before_start
 
     async def sooner(start: StartRequest) -> Refusal | None:
         return await before_start(replace(start, deadline=time.monotonic() + seconds))
 
-    its.agent.of(Borrowing).before_start = sooner  # type: ignore[method-assign]
+    its.agent.features.of(Borrowing).before_start = sooner  # type: ignore[method-assign]
 
 
 async def test_a_borrower_that_refuses_is_evicted_after_its_grace() -> None:
@@ -268,7 +268,7 @@ async def test_where_nobody_may_borrow_the_limit_is_the_guarantee() -> None:
         began = time.monotonic()
         assert (await its.runs("new", 8)).phase == "Running"
         assert time.monotonic() - began < 5
-        assert its.agent.of(Borrowing).reclaiming.value.requests == {}
+        assert its.agent.features.of(Borrowing).reclaiming.value.requests == {}
 
 
 async def test_without_annotations_nothing_is_read_and_nobody_waits() -> None:
@@ -278,8 +278,8 @@ async def test_without_annotations_nothing_is_read_and_nobody_waits() -> None:
         assert its.file(made) == MemoryFile(4096, 4096, 4096)  # of use to whoever the kubelet takes it for
         its.use(a=12 * GIB)
         assert (await its.runs("b", 8)).phase == "Running"
-        assert its.agent.of(Borrowing).allowed_now.value == {}
-        assert its.agent.of(Borrowing).reclaiming.version == 0
+        assert its.agent.features.of(Borrowing).allowed_now.value == {}
+        assert its.agent.features.of(Borrowing).reclaiming.version == 0
 
 
 async def test_an_agent_that_starts_anew_asks_again() -> None:
@@ -289,7 +289,7 @@ async def test_an_agent_that_starts_anew_asks_again() -> None:
         new = await its.runs("new", 8)
         await its.it.node.stop_agent()
         await its.it.start_agent()
-        await its.it.node.until(lambda: bool(its.agent.of(Borrowing).reclaiming.value.missing))
+        await its.it.node.until(lambda: bool(its.agent.features.of(Borrowing).reclaiming.value.missing))
         assert its.file(made).return_mib
         program = follow(its, made)
         started = await its.it.node.kubelet.restart_container(new, "main")
@@ -301,7 +301,7 @@ async def test_a_container_whose_directory_is_gone_gets_it_again_before_it_start
     """After a boot /run is empty."""
     async with scene() as its:
         made = await its.runs("nb", 4, {MEMORY_LIMIT: "12"})
-        await its.it.node.until(lambda: bool(its.agent.of(Borrowing).allowed_now.value))
+        await its.it.node.until(lambda: bool(its.agent.features.of(Borrowing).allowed_now.value))
         (its.folder(made) / MEMORY_FILE).unlink()
         its.folder(made).rmdir()
         await its.it.node.kubelet.restart_container(made, "main")
@@ -330,7 +330,7 @@ async def test_a_directory_that_cannot_be_written_is_left_out(caplog: pytest.Log
 async def test_where_the_driver_does_not_answer_nobody_waits() -> None:
     async with scene() as its:
         await its.borrower()
-        its.agent.of(Borrowing).answer_s = 0.3
+        its.agent.features.of(Borrowing).answer_s = 0.3
         its.it.node.hardware({**T4, "hang": True})
         assert (await its.runs("new", 8)).phase == "Running"
 
@@ -381,7 +381,7 @@ async def test_nobody_returns_memory_for_a_pod_that_is_gone() -> None:
         with pytest.raises(StatusError, match="not found"):
             await waiting
         assert time.monotonic() - began < 5
-        await its.it.node.until(lambda: not its.agent.of(Borrowing).reclaiming.value.requests)
+        await its.it.node.until(lambda: not its.agent.features.of(Borrowing).reclaiming.value.requests)
         assert 'gpushare_refusals_total{reason="pod_deleted",resource="aliyun.com/gpu-mem"} 1.0' in (
             await its.it.metrics()
         )
@@ -461,7 +461,7 @@ async def test_who_finds_its_part_free_does_not_wait_for_what_another_waits_for(
         assert (await its.it.node.kubelet.restart_container(small, "main")).phase == "Running"
         large = next(pod for pod in its.it.node.kubelet.pods if pod.name == "large")
         again = asyncio.create_task(its.it.node.kubelet.restart_container(large, "main"))
-        await its.it.node.until(lambda: bool(its.agent.of(Borrowing)._starting))
+        await its.it.node.until(lambda: bool(its.agent.features.of(Borrowing)._starting))
         assert (await its.it.node.kubelet.restart_container(small, "main")).phase == "Running"
         assert (await again).phase == "Pending"
         assert its.file(made).needed_by == "default/large"
@@ -503,7 +503,7 @@ async def test_where_use_is_not_read_nobody_waits_or_is_asked() -> None:
         assert (await its.runs("new", 8)).phase == "Running"
         assert time.monotonic() - began < 4
         await its.it.node.until(lambda: its.file(made).limit_mib < 8 * GIB)
-        assert its.agent.of(Borrowing).reclaiming.value.requests == {}
+        assert its.agent.features.of(Borrowing).reclaiming.value.requests == {}
 
 
 async def test_nobody_stays_asked_once_use_is_not_read_any_more() -> None:
@@ -512,9 +512,9 @@ async def test_nobody_stays_asked_once_use_is_not_read_any_more() -> None:
         shortly(its)
         await its.runs("new", 8)
         assert its.file(made).return_mib
-        its.agent.of(Use).every(0.0)
+        its.agent.features.of(Use).every(0.0)
         await its.it.node.until(lambda: not its.file(made).return_mib)
-        assert its.agent.of(Borrowing).reclaiming.value.requests == {}
+        assert its.agent.features.of(Borrowing).reclaiming.value.requests == {}
 
 
 async def test_a_guarantee_that_grows_has_borrowed_memory_returned() -> None:
@@ -531,4 +531,4 @@ async def test_a_guarantee_that_grows_has_borrowed_memory_returned() -> None:
         await its.it.node.until(lambda: its.file(made).return_mib > 0)
         assert its.file(made).needed_by == "default/grows"
         await follow(its, made)
-        await its.it.node.until(lambda: not its.agent.of(Borrowing).reclaiming.value.requests)
+        await its.it.node.until(lambda: not its.agent.features.of(Borrowing).reclaiming.value.requests)

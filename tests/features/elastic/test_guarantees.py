@@ -33,7 +33,7 @@ def namespace(bound: str | None, name: str = "default") -> dict[str, Any]:
 def part(there: Cluster) -> Guarantees:
     """Return the part of the agent that this is about; it does not wait long."""
     assert there.node.agent is not None
-    found = there.node.agent.of(Guarantees)
+    found = there.node.agent.features.of(Guarantees)
     found.pace_s, found.again_s = 0.05, 0.2
     return found
 

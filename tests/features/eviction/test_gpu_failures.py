@@ -48,7 +48,7 @@ async def test_the_pods_of_a_failed_gpu_go_one_after_the_other() -> None:
         await it.node.rounds(3)
         assert going(it) == [first]
         assert it.node.agent is not None
-        it.node.agent.of(GpuFailures).again_s = 0.05
+        it.node.agent.features.of(GpuFailures).again_s = 0.05
         it.api.delete("pods", first)
         await it.node.until(lambda: bool(going(it)))
         (second,) = going(it)

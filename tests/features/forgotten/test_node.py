@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 class Api(RecordedApi):
     """An API that shows two of the pods, and not the processes of others."""
 
-    has_access = True
-
     def living(self) -> Mapping[str, str]:
         return {"a": "default/a", "e": "default/e"}
 
@@ -45,7 +43,7 @@ async def test_devices_that_the_kubelet_has_forgotten_are_told_with_the_pods_tha
 ) -> None:
     api, metrics = Api(), Counted()
     records = KubeletRecords(tmp_path, tmp_path / "pod-resources", OURS)
-    known = SimpleNamespace(records=records, proc=tmp_path / "proc", api=api, metrics=metrics)
+    known = SimpleNamespace(records=records, proc=tmp_path / "proc", api=api, cluster=api, metrics=metrics)
     feature = ForgottenPods(cast("Any", known))
     held = tuple(Allocation(uid, "main", Kind.MEMORY, frozenset({f"G::{uid}", f"G::{uid}2"})) for uid in "ae")
     feature.checkpoint_read(Checkpoint(held, stamp=(1, 1, 1)), its_own=True)

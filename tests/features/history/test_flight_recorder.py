@@ -59,11 +59,11 @@ class Scene:
 
     @property
     def recorder(self) -> FlightRecorder:
-        return self.agent.of(FlightRecorder)
+        return self.agent.features.of(FlightRecorder)
 
     async def start(self) -> None:
         agent = self.node.launch()
-        agent.of(History).ring.step_s = 0.05
+        agent.features.of(History).ring.step_s = 0.05
 
         async def warm(_groups: Sequence[str]) -> tuple[GpuTelemetry, ...]:
             return tuple(GpuTelemetry(gpu.uuid, temperature_c=88) for gpu in agent.hardware.view.value.inventory.gpus)
@@ -135,7 +135,7 @@ async def test_the_event_of_an_xid_names_a_record_with_what_led_to_it_that_outli
         await there.run(pod("far", mem=4), promise(1, 4))
         await there.assigned("web", "far")
         its.run_process(made)
-        ring = its.agent.of(History).ring
+        ring = its.agent.features.of(History).ring
 
         def seen() -> bool:
             selection = ring.select(uuids=[there.node.uuids[0]])
@@ -249,7 +249,7 @@ async def test_a_process_that_the_kernel_kills_in_a_container_that_lives_on_has_
         (leaf / "memory.events").write_text("oom_kill 0\n")
         running = {"name": "main", "state": {"running": {}}, "containerID": f"containerd://{ID}"}
         there.api.patch("pods", "web", {"status": {"containerStatuses": [running]}}, subresource="status")
-        await there.node.until(lambda: bool(its.agent.of(History)._counters))
+        await there.node.until(lambda: bool(its.agent.features.of(History)._counters))
         (leaf / "memory.events").write_text("oom_kill 1\n")
         ((about, name),) = await told(there, "GPUIncident")
         found = (await its.record(name)).summary

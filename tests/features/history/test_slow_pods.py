@@ -173,7 +173,7 @@ class Desk:
         """Start the agent and the two pods."""
         there = self.there
         there.node.settings |= {"usage_interval": "1h", "http": "127.0.0.1:0", "exclude_gpus": "1,2,3,4,5,6,7"}
-        there.node.launch().of(History).clock = lambda: self.now
+        there.node.launch().features.of(History).clock = lambda: self.now
         await there.node.ready()
         for pid, (name, shares) in ((11, ("train", 7)), (12, ("other", 4))):
             made = await there.run(pod(name, mem=shares))
@@ -183,7 +183,9 @@ class Desk:
             if name == "train":
                 self.leaf = there.node.cgroups / "kubepods" / f"pod{made.uid}" / IDS[name]
                 self.leaf.mkdir(parents=True)
-        await there.node.until(lambda: {each.container_id for each in self.agent.of(Use).holders()} == {*IDS.values()})
+        await there.node.until(
+            lambda: {each.container_id for each in self.agent.features.of(Use).holders()} == {*IDS.values()}
+        )
 
     async def live(self, moment: Moment) -> None:
         """Let a step of the history be so."""
@@ -194,15 +196,15 @@ class Desk:
         self.now += 15
         self.periods, self.throttled = self.periods + 150, self.throttled + 150 * moment.held_back // 100
         (self.leaf / "cpu.stat").write_text(f"nr_periods {self.periods}\nnr_throttled {self.throttled}\n")
-        reading = self.agent.of(Use).reading
+        reading = self.agent.features.of(Use).reading
         reading.set(replace(reading.value, at=self.now))
-        await self.agent.of(History).sample()
+        await self.agent.features.of(History).sample()
 
     async def _reads(self, wanted: Mapping[str, tuple[int, int]]) -> bool:
         """Have the agent read the use; return whether it is this."""
-        reading = self.agent.of(Use).reading
+        reading = self.agent.features.of(Use).reading
         before = reading.value
-        self.agent.of(Use).read_now()
+        self.agent.features.of(Use).read_now()
         await self.there.node.until(lambda: reading.value is not before)
         used = [(use.pod, (use.used_mib, use.sm_percent)) for use in reading.value.containers]
         return {of.name: figures for of, figures in used if of is not None} == wanted

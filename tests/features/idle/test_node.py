@@ -124,7 +124,7 @@ async def test_from_the_driver_to_the_pod_and_back() -> None:
     at_work: dict[str, Any] = {"pid": 11, "used": "3GiB", "sm": 40}
     async with cluster([{"model": "T4"}]) as there:
         there.node.settings |= {"usage_interval": "50ms", "http": "127.0.0.1:0", "idle_after": "200ms"}
-        reports = there.node.launch().of(UseReports)
+        reports = there.node.launch().features.of(UseReports)
         reports.soon_s = reports.seldom_s = 0.05
         await there.node.ready()
         made = await there.run(pod("web", mem=4), promise(0, 4))
@@ -146,7 +146,7 @@ async def test_from_the_driver_to_the_pod_and_back() -> None:
         there.node.hardware(using(at_work, used="3200MiB"))
         await there.node.until(lambda: not marked() and reported() == [""])
         there.node.hardware(using(at_work | {"sm": None}, used="3200MiB"))
-        readings = there.node.agent.of(Use).reading if there.node.agent is not None else None
+        readings = there.node.agent.features.of(Use).reading if there.node.agent is not None else None
         assert readings is not None
         for _ in range(10):
             await readings.after(readings.version)

@@ -103,7 +103,7 @@ async def test_a_label_of_the_node_overrides_the_setting_while_the_agent_runs(
 async def test_the_limit_helper_is_told_of_soft_limits_by_the_settings_in_force() -> None:
     async with world() as node:
         agent = await node.start_agent(memory_dir=f"{node.folder}/memory")
-        link = agent.of(Limits).link
+        link = agent.features.of(Limits).link
         assert link is not None
         assert not link.soft()
         node.reload(soft_limit="share")

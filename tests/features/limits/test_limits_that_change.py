@@ -14,6 +14,7 @@ from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, Li
 from gpu_device_plugin.features.limits.node import LimitLink
 from gpu_device_plugin.features.limits.rules import running_limits as setting
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import Pod
 from tests.node.contexts import context, settings
@@ -46,6 +47,7 @@ class World:
         self.holdings = [holding()]
         self.limits: Observable[Mapping[Place, int]] = Observable({})
         self.settings = Observable(settings())
+        self.entries = Observable[tuple[Allocation, ...]](())
 
     @property
     def wanted(self) -> Mapping[LimitKey, MemoryLimit] | None:
@@ -68,7 +70,7 @@ class World:
         if soft:
             self.limit_softly()
         use: Any = SimpleNamespace(holders=lambda: self.holdings, allowed_now=self.limits)
-        node = context(settings=self.settings)
+        node = context(settings=self.settings, entries=self.entries)
         link = LimitLink(self.directory, node, use, poll_s=POLL_S, clock=lambda: 110.0)
         async with beside(link.run()):
             yield link
@@ -81,7 +83,7 @@ def world(tmp_path: Path) -> World:
 
 async def test_a_node_where_no_limit_changes_has_no_file(world: World) -> None:
     async with world.agent() as link:
-        link.changed()
+        world.entries.set(())
         await rounds(3, POLL_S)
         assert (world.wanted, link.reasons) == (None, {})
 
@@ -109,10 +111,9 @@ async def test_the_guarantee_is_the_soft_limit_if_it_is_wanted(world: World) -> 
 
 async def test_a_changed_setting_of_soft_limits_reaches_the_helper(world: World) -> None:
     world.limits.set({PLACE: 8192})
-    async with world.agent() as link:
+    async with world.agent():
         await eventually(lambda: world.wanted == {KEY: MemoryLimit(8192)})
         world.limit_softly()
-        link.changed()
         await eventually(lambda: world.wanted == {KEY: MemoryLimit(8192, 4096)})
 
 
@@ -121,7 +122,7 @@ async def test_a_container_that_starts_again_is_told_and_an_ended_one_is_dropped
     async with world.agent() as link:
         await eventually(lambda: world.wanted == {KEY: FOUR})
         world.holdings = [holding(D)]
-        link.changed()
+        world.entries.set(())
         await eventually(lambda: world.wanted == {LATER: FOUR})
         world.holdings = []
         await eventually(lambda: world.wanted == {})

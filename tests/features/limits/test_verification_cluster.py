@@ -35,7 +35,7 @@ async def test_the_limit_of_every_start_of_a_container_is_read_back() -> None:
         there.node.hardware(CARD, driver="615.71.09", cgroup=2)
         await there.start_agent(http="127.0.0.1:0")
         assert there.node.agent is not None
-        made = there.node.agent.of(Limits).verification
+        made = there.node.agent.features.of(Limits).verification
         pod_made = await there.run(pod("p", {MEM: 3}))
         await there.node.confirmed()
         runs(there, "p", FIRST)

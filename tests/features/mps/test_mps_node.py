@@ -53,7 +53,8 @@ def agent_of(node: NodeWorld) -> NodeAgent:
 
 async def seen(node: NodeWorld, uuid: str, status: MpsStatus) -> None:
     """Wait until the agent has read that the daemon of a GPU is in this state."""
-    await node.until(lambda: uuid in agent_of(node).of(Mps).gpus and agent_of(node).of(Mps).gpus[uuid].status is status)
+    mps = agent_of(node).features.of(Mps)
+    await node.until(lambda: uuid in mps.gpus and mps.gpus[uuid].status is status)
 
 
 async def ended(node: NodeWorld, *pods: Pod) -> None:
@@ -101,11 +102,11 @@ async def test_a_larger_container_waits_until_the_daemon_lets_it_have_its_part()
         agent = await node.start_agent()
         await node.kubelet.admit(pod("s", mem=2))
         supervisor.held = True
-        agent.of(Mps).start_s = 0.3
+        agent.features.of(Mps).start_s = 0.3
         refused = await node.kubelet.admit(pod("l", mem=5))
         assert "the MPS daemon of GPU 0 lets a process have 2048 MiB only, after 15 s" in refused.message
         assert supervisor.wanted == {node.uuids[0]: 2 * 1024}
-        supervisor.held, agent.of(Mps).start_s = False, 15.0
+        supervisor.held, agent.features.of(Mps).start_s = False, 15.0
         assert (await node.kubelet.admit(pod("m", mem=5))).only.running
 
 
@@ -114,7 +115,7 @@ async def test_a_daemon_that_does_not_become_ready_is_told_and_wanted_no_longer(
         supervisor.held = True
         supervisor.start()
         agent = await node.start_agent()
-        agent.of(Mps).start_s = 0.3
+        agent.features.of(Mps).start_s = 0.3
         refused = await node.kubelet.admit(pod("p", mem=3))
         assert refused.phase == "Failed"
         assert "the MPS daemon of GPU 0 is not ready (starting), after 15 s" in refused.message
@@ -137,7 +138,7 @@ async def test_an_administrator_who_prefers_pods_without_a_limit_gets_them_and_n
         assert envs_of(advisory)[LIMITS] == "advisory"
         assert "CUDA_MPS_PIPE_DIRECTORY" not in envs_of(advisory)
         supervisor.start()
-        await node.until(lambda: not isinstance(agent_of(node).of(Mps).daemons.value, str))
+        await node.until(lambda: not isinstance(agent_of(node).features.of(Mps).daemons.value, str))
         beside = await node.kubelet.admit(pod("q", mem=3))
         assert envs_of(beside)[LIMITS] == "advisory"
         assert supervisor.wanted == {}
@@ -154,7 +155,7 @@ async def test_the_node_that_never_heard_of_mps_reads_and_writes_nothing_of_it()
         agent = await node.start_agent(mps_dir=str(directory))
         assert (await node.kubelet.admit(pod("p", mem=3))).only.running
         await node.rounds(1, now=True)
-        assert not agent.of(Mps).on
+        assert not agent.features.of(Mps).on
         assert list(directory.iterdir()) == []
 
 
@@ -190,7 +191,7 @@ async def test_a_daemon_that_fails_is_reported_takes_nobody_and_recovers(
         assert agent.metrics_state().mps == {gpu: False}
         refused = await node.kubelet.admit(pod("q", mem=3))
         assert f"does not serve new clients ({status}: a client was killed)" in refused.message
-        agent.of(Mps).stop_s = 0.1
+        agent.features.of(Mps).stop_s = 0.1
         waiting = (await node.kubelet.restart_container(client, "main")).only
         assert f"the MPS daemon of GPU 0 is not ready ({status}: a client was killed)" in str(waiting.waiting)
         del supervisor.broken[gpu]
@@ -205,10 +206,10 @@ async def test_a_supervisor_that_is_gone_is_reported_and_its_clients_wait_for_th
     async with mps_node() as (node, supervisor):
         supervisor.start()
         agent = await node.start_agent()
-        agent.of(Mps).grace_s, agent.of(Mps).stop_s = 0.0, 0.1
+        agent.features.of(Mps).grace_s, agent.features.of(Mps).stop_s = 0.0, 0.1
         client = await node.kubelet.admit(pod("p", mem=3))
         await supervisor.vanish()
-        await node.until(lambda: "has not reported for more than 10 s" in str(agent.of(Mps).daemons.value))
+        await node.until(lambda: "has not reported for more than 10 s" in str(agent.features.of(Mps).daemons.value))
         waiting = (await node.kubelet.restart_container(client, "main")).only
         assert "has not reported for more than 10 s" in str(waiting.waiting)
         assert "has not reported" in (await node.kubelet.admit(pod("q", mem=3))).message
@@ -248,7 +249,7 @@ async def test_a_whole_gpu_waits_while_mps_still_runs_it() -> None:
     async with mps_node(T4, process_wait="0s") as (node, supervisor):
         supervisor.start()
         agent = await node.start_agent()
-        agent.of(Mps).stop_s = 0.1
+        agent.features.of(Mps).stop_s = 0.1
         client = await node.kubelet.admit(pod("p", mem=3))
         await node.confirmed()
         await node.healthy_is(COUNT, 0)
@@ -268,12 +269,12 @@ async def test_a_whole_gpu_after_a_supervisor_that_was_killed_starts_as_the_admi
     async with mps_node(T4, process_wait="0s", limits_fallback=fallback) as (node, supervisor):
         supervisor.start()
         agent = await node.start_agent()
-        agent.of(Mps).stop_s = 0.1
+        agent.features.of(Mps).stop_s = 0.1
         client = await node.kubelet.admit(pod("p", mem=3))
         await node.confirmed()
         await node.healthy_is(COUNT, 0)
         await supervisor.vanish()
-        await node.until(lambda: isinstance(agent.of(Mps).daemons.value, str))
+        await node.until(lambda: isinstance(agent.features.of(Mps).daemons.value, str))
         await ended(node, client)
         await node.healthy_is(COUNT, 1)
         whole = (await node.kubelet.admit(pod("w", count=1))).only
@@ -283,7 +284,7 @@ async def test_a_whole_gpu_after_a_supervisor_that_was_killed_starts_as_the_admi
         assert "may still be in the compute mode EXCLUSIVE_PROCESS" in str(whole.waiting)
         assert f"nvidia-smi -i {node.uuids[0]} -c DEFAULT` and remove {STATE_FILE}" in str(whole.waiting)
         (supervisor.directory / STATE_FILE).unlink()
-        await node.until(lambda: "does not run" in str(agent.of(Mps).daemons.value))
+        await node.until(lambda: "does not run" in str(agent.features.of(Mps).daemons.value))
         assert (await node.kubelet.restart_container(node.kubelet.pod("w"), "main")).only.running
 
 
@@ -321,7 +322,7 @@ async def test_an_agent_that_cannot_read_the_kubelets_records_changes_nothing() 
         await node.kubelet.stop()
         node.kubelet.checkpoint.write_text("damaged")
         agent = node.launch()
-        await node.until(lambda: gpu in agent.of(Mps).gpus)
+        await node.until(lambda: gpu in agent.features.of(Mps).gpus)
         await node.until(lambda: bool(agent.state.node.shares.gpus))
         assert supervisor.wanted == {gpu: 3 * 1024}
         assert supervisor.status(gpu) is MpsStatus.READY
@@ -344,7 +345,7 @@ async def test_a_client_outlives_the_administrators_change_of_mind() -> None:
         await node.confirmed()
         await ended(node, client, beside)
         await node.until(lambda: supervisor.status(gpu) is MpsStatus.STOPPED)
-        await node.until(lambda: not agent_of(node).of(Mps).on)
+        await node.until(lambda: not agent_of(node).features.of(Mps).on)
         assert "CUDA_MPS_PIPE_DIRECTORY" not in envs_of(await node.kubelet.admit(pod("r", mem=3)))
 
 
@@ -397,7 +398,7 @@ async def test_what_could_not_be_taken_back_is_taken_back_later() -> None:
         (supervisor.directory / STATE_FILE).unlink(missing_ok=True)
         await supervisor.stop()
         await ended(node, client)
-        await node.until(lambda: not agent.of(Mps).ready)
+        await node.until(lambda: not agent.features.of(Mps).ready)
         file.rmdir()
         file.write_text(text)
         await node.until(lambda: supervisor.wanted == {})
@@ -420,8 +421,8 @@ async def test_what_is_wanted_is_written_again_when_it_can_be_written() -> None:
         supervisor.start()
         (supervisor.directory / WANTED_FILE).mkdir()
         agent = await node.start_agent()
-        agent.of(Mps).start_s = 3600.0  # nobody waits for a daemon of which the supervisor does not hear
-        agent.of(Mps).grace_s = 0.0
+        agent.features.of(Mps).start_s = 3600.0  # nobody waits for a daemon of which the supervisor does not hear
+        agent.features.of(Mps).grace_s = 0.0
         refused = await node.kubelet.admit(pod("p", mem=3))
         assert "is not ready (stopped): the agent cannot write " in refused.message
         assert "wanted.json (Is a directory): mount its directory writable, as deploy/patches/mps-agent.yaml does" in (
@@ -477,7 +478,7 @@ async def test_a_container_beside_clients_is_one_too_while_the_supervisors_file_
         client = await node.kubelet.admit(pod("p", mem=3))
         await supervisor.stop()
         (supervisor.directory / STATE_FILE).unlink()
-        await node.until(lambda: "does not run" in str(agent.of(Mps).daemons.value))
+        await node.until(lambda: "does not run" in str(agent.features.of(Mps).daemons.value))
         beside = envs_of(await node.kubelet.admit(pod("q", mem=2)))
         assert beside["CUDA_MPS_PIPE_DIRECTORY"] == envs_of(client)["CUDA_MPS_PIPE_DIRECTORY"]
         assert beside[LIMITS] == "mps"
@@ -517,7 +518,7 @@ async def test_a_nodes_label_asks_for_mps_and_its_daemons_troubles_are_events_on
         supervisor = Supervisor(directory)
         supervisor.start()
         await there.start_agent(mps_dir=str(directory))
-        await node.until(lambda: agent_of(node).of(Mps).on)
+        await node.until(lambda: agent_of(node).features.of(Mps).on)
         client = await there.run(pod("p", mem=3))
         assert envs_of(client)[LIMITS] == "mps"
         gpu = node.uuids[0]
@@ -540,7 +541,7 @@ async def test_a_container_with_parts_of_several_gpus_is_no_client(fallback: str
         supervisor = Supervisor(directory)
         supervisor.start()
         await there.start_agent(mps_dir=str(directory))
-        await there.node.until(lambda: not isinstance(agent_of(there.node).of(Mps).daemons.value, str))
+        await there.node.until(lambda: not isinstance(agent_of(there.node).features.of(Mps).daemons.value, str))
         made = await there.run(pod("p", mem=4), allocation({0: 2, 1: 2}))
         if fallback == "advisory":
             assert envs_of(made)[LIMITS] == "advisory"

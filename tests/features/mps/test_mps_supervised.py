@@ -73,5 +73,7 @@ async def test_the_daemon_of_running_clients_survives_the_agent_and_the_supervis
         mps.start()
         await node.until(lambda: mps.state()[1] > beat_s and mps.gpu().status is MpsStatus.READY)
         assert mps.daemons() == before
-        await node.until(lambda: A in agent.of(Mps).gpus and agent.of(Mps).gpus[A].status is MpsStatus.READY)
+        await node.until(
+            lambda: A in agent.features.of(Mps).gpus and agent.features.of(Mps).gpus[A].status is MpsStatus.READY
+        )
         assert (await node.kubelet.restart_container(client, "main")).only.running

@@ -55,13 +55,15 @@ class Scene:
         gpu = self.it.node.uuids[0]
         uses = tuple(AttributedUse(self.uid(name), "main", gpu, 4096, mib) for name, mib in used.items())
         amount = sum(mib or 0 for mib in used.values()) if total is None else total
-        agent.of(Use).reading.set(UseReading(self.at, uses, {gpu: amount, self.it.node.uuids[1]: 0}, blind=blind))
+        agent.features.of(Use).reading.set(
+            UseReading(self.at, uses, {gpu: amount, self.it.node.uuids[1]: 0}, blind=blind)
+        )
 
     async def taken(self) -> None:
         """Wait until the agent has acted on the last reading."""
         agent = self.it.node.agent
         assert agent is not None
-        await self.it.node.until(lambda: agent.of(OverUse)._watch.at == self.at)
+        await self.it.node.until(lambda: agent.features.of(OverUse)._watch.at == self.at)
 
     async def shows(self, line: str) -> None:
         """Wait until the metrics have a line: an eviction counts once the API server's answer to it has come."""
@@ -109,7 +111,7 @@ async def scene(
             await it.run(pod(name, mem=4), promise(0, 4), grace_s=grace_s)
         await it.assigned(*pods)
         assert it.node.agent is not None
-        it.node.agent.of(Evictor).first_retry_s = 0.1
+        it.node.agent.features.of(Evictor).first_retry_s = 0.1
         yield Scene(it, time.monotonic() + 3600)
 
 
@@ -145,8 +147,8 @@ async def test_a_trespasser_is_told_by_that_name() -> None:
         assert agent is not None
         for at in (its.at + 1, its.at + 62):
             use = AttributedUse(its.uid("small"), "main", its.it.node.uuids[1], 0, 900)
-            agent.of(Use).reading.set(UseReading(at, (use,), {its.it.node.uuids[1]: 900}))
-            await its.it.node.until(lambda at=at: agent.of(OverUse)._watch.at == at)  # type: ignore[misc]
+            agent.features.of(Use).reading.set(UseReading(at, (use,), {its.it.node.uuids[1]: 900}))
+            await its.it.node.until(lambda at=at: agent.features.of(OverUse)._watch.at == at)  # type: ignore[misc]
         await its.it.node.until(lambda: bool(its.told("GPUTrespass")))
         (told,) = its.told("GPUTrespass")
         assert told[1].startswith("container main uses 900 MiB of GPU 1, was not given that GPU, for 61 s")
@@ -235,7 +237,7 @@ async def test_a_budget_is_respected_and_told() -> None:
         await its.shows(f"{evictions('blocked')} 1.0")
         its.it.api.patch("poddisruptionbudgets", "all", {"status": {"disruptionsAllowed": 1}}, subresource="status")
         assert its.it.node.agent is not None
-        evictor = its.it.node.agent.of(Evictor)
+        evictor = its.it.node.agent.features.of(Evictor)
         await its.it.node.until(lambda: not evictor.put_off)
         its.read({"big": 6120, "small": 0})
         await its.it.node.until(its.going)
@@ -249,7 +251,7 @@ async def test_an_api_that_is_away_meanwhile_is_asked_again(trouble: Any) -> Non
         await its.exceed()
         await its.it.node.until(lambda: fault.happened == 1)
         assert its.it.node.agent is not None
-        evictor = its.it.node.agent.of(Evictor)
+        evictor = its.it.node.agent.features.of(Evictor)
         await its.it.node.until(lambda: "1 refused" in repr(evictor) and not evictor.put_off)
         its.read({"big": 6120, "small": 0})
         await its.it.node.until(its.going)
@@ -300,7 +302,7 @@ async def test_beside_another_plugin_an_over_use_is_told_and_nobody_is_evicted()
             ((_, note),) = its.told("GPUMemoryExceeded")
             assert note.endswith("nobody is evicted while another plugin hands out GPUs of this node")
             assert its.it.api.count("create", "pods/eviction") == 0
-        agent.of(ConflictingPlugins).look_s = 0.0
+        agent.features.of(ConflictingPlugins).look_s = 0.0
         its.read({"big": 6120, "small": 0})
         await its.it.node.until(its.going)
 
@@ -324,8 +326,10 @@ async def test_without_the_api_it_is_logged(caplog: pytest.LogCaptureFixture) ->
         (gpu,) = gpus_of(made)
         later = time.monotonic() + 3600
         for at in (later, later + 61):
-            agent.of(Use).reading.set(UseReading(at, (AttributedUse(made.uid, "main", gpu, 4096, 6120),), {gpu: 6120}))
-            await there.until(lambda at=at: agent.of(OverUse)._watch.at == at)  # type: ignore[misc]
-        assert len(agent.of(OverUse).excesses) == 1
+            agent.features.of(Use).reading.set(
+                UseReading(at, (AttributedUse(made.uid, "main", gpu, 4096, 6120),), {gpu: 6120})
+            )
+            await there.until(lambda at=at: agent.features.of(OverUse)._watch.at == at)  # type: ignore[misc]
+        assert len(agent.features.of(OverUse).excesses) == 1
         assert any("uses 6,120 MiB of GPU" in message for message in caplog.messages)
         assert any("it is not known in the API" in message for message in caplog.messages)

@@ -184,10 +184,11 @@ class Reported:
 
     def __post_init__(self) -> None:
         api = RecordedApi(Pod(UID, "shop", "web-0"))
-        api.has_access = True
         published = SimpleNamespace(annotate=lambda annotations: self.written.append(annotations[NODE_USE] or ""))
         cluster = SimpleNamespace(published=published)
-        node = context(entries=self.entries, limit_states=self.limits, api=api, reached_cluster=cluster)
+        node = context(
+            entries=self.entries, limit_states=self.limits, api=api, cluster=cluster, reached_cluster=cluster
+        )
         self.watch = Use(node)
         node.features.add(self.watch)
         self.reports = UseReports(node)

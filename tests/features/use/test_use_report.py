@@ -81,7 +81,7 @@ async def reporting(gpu: dict[str, Any] = T4) -> AsyncIterator[tuple[Cluster, st
     """Run an agent that reads and writes often; yield the UUID of its GPU, too."""
     async with cluster([gpu]) as there:
         there.node.settings |= QUICK
-        reports = there.node.launch().of(UseReports)
+        reports = there.node.launch().features.of(UseReports)
         reports.soon_s = reports.seldom_s = 0.05
         await there.node.ready()
         yield there, there.node.uuids[0]
@@ -145,7 +145,7 @@ async def test_a_blind_agent_and_one_that_does_not_read_say_so_and_show_the_allo
         page = await shows(there, "gpushare_gpu_memory_used_bytes", {})
         assert page[f"{CONTAINER}memory_allocated_bytes"] == {who: 4 * GIB}
         await there.node.until(
-            lambda: there.node.agent is not None and there.node.agent.of(UseReports).now().blind == NOT_READ
+            lambda: there.node.agent is not None and there.node.agent.features.of(UseReports).now().blind == NOT_READ
         )
 
 
@@ -156,7 +156,7 @@ async def test_without_the_api_pods_are_called_by_their_uid() -> None:
         there.process(11, made, ID)
         there.hardware(using({"pid": 11, "used": "3GiB"}, used="3GiB"))
         part = ContainerUse("", made.uid, "main", 0, 4096, 3072, enforcement=Enforcement.ADVISORY)
-        await there.until(lambda: agent.of(UseReports).now().parts == (part,))
+        await there.until(lambda: agent.features.of(UseReports).now().parts == (part,))
 
 
 @needs_promtool

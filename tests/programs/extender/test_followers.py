@@ -19,7 +19,7 @@ from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.programs.extender.followed import Followed, with_brief_use
 from tests import builders
 from tests.names import COUNT, MEM
-from tests.programs.extender.contexts import context
+from tests.programs.extender.contexts import BINPACK, context
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def fleet() -> Fleet:
 
 
 def followed(fleet: Fleet, arrivals: Arrivals | None = None, clock: Callable[[], float] = lambda: 0.0) -> Followed:
-    there = Followed(context(fleet, clock=clock, wall=lambda: 0.0))
+    there = Followed(context(fleet, clock=clock, wall=lambda: 0.0, settings=lambda: replace(BINPACK, grow="auto")))
     there.observe = (arrivals or Arrivals()).observe
     return there
 

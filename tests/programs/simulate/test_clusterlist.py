@@ -11,12 +11,14 @@ from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.model.contract.keys import NODE_GPUS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus, write_node_gpus
-from gpu_device_plugin.programs.simulate.clusterlist import ClusterList, read_cluster
+from gpu_device_plugin.programs.simulate.clusterlist import read_cluster
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.builders import container, node, pod
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from gpu_device_plugin.programs.simulate.model import Inputs
 
 PLACED = {"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_ASSIGNED": "true"}
 
@@ -34,9 +36,15 @@ def asking(name: str, mem: int | None = None, *, cpu: str = "", **more: Any) -> 
     return pod(name, each, uid=name, **more)
 
 
-def listed(*objects: Mapping[str, Any], from_empty: bool = False) -> ClusterList:
+def listed(*objects: Mapping[str, Any], from_empty: bool = False) -> Inputs:
     text = json.dumps({"kind": "List", "items": objects}).encode()
     return read_cluster(text, ResourceSettings().offered, from_empty=from_empty)
+
+
+def coming(found: Inputs) -> tuple[tuple[str, PodKind], ...]:
+    """Return the pods that come, each with the name that people know it by."""
+    workload = found.workload
+    return tuple((workload.name(pod), workload.kinds[pod]) for pod in workload.pods)
 
 
 def test_running_pods_take_gpus_and_those_without_gpus_take_cpu() -> None:
@@ -51,7 +59,7 @@ def test_running_pods_take_gpus_and_those_without_gpus_take_cpu() -> None:
     (now,), (empty,) = listed(*objects).nodes, cleared.nodes
     assert (now.left.frees, now.left.cpu_milli) == ((10, 3), 11_000)
     assert (empty.left.frees, empty.left.cpu_milli) == ((10, 10), 13_000)
-    assert cleared.pods == (("default/web", PodKind(7, 1, 2000)),)
+    assert coming(cleared) == (("default/web", PodKind(7, 1, 2000)),)
 
 
 def test_waiting_pods_queue_by_age() -> None:
@@ -61,7 +69,7 @@ def test_waiting_pods_queue_by_age() -> None:
         asking("old", 5, created="2026-11-01T00:00:00Z"),
         asking("without a GPU", created="2026-11-01T00:00:00Z"),
     )
-    assert found.pods == (("default/old", PodKind(5, 1)), ("default/young", PodKind(4, 1)))
+    assert coming(found) == (("default/old", PodKind(5, 1)), ("default/young", PodKind(4, 1)))
 
 
 def with_list(name: str, gpus: NodeGpus) -> Mapping[str, Any]:
@@ -96,13 +104,13 @@ def test_nodes_that_take_no_pods_or_give_their_instances_whole_are_left_out_and_
 def test_a_pod_that_no_node_can_ever_take_is_left_out_and_named() -> None:
     both = container(limits={"aliyun.com/gpu-mem": "1", "aliyun.com/gpu-count": "1"})
     found = listed(two_gpus("a"), pod("odd", both, uid="odd"))
-    assert found.pods == ()
+    assert coming(found) == ()
     (note,) = found.notes
     assert note.startswith("pod default/odd is left out: container 'main' asks for")
 
 
 def test_a_request_that_no_machine_meets_stays_within_64_bits() -> None:
-    ((_, kind),) = listed(two_gpus("a"), asking("huge", 4, cpu="9E")).pods
+    ((_, kind),) = coming(listed(two_gpus("a"), asking("huge", 4, cpu="9E")))
     assert 10**9 < kind.cpu_milli < 2**62
 
 
@@ -136,21 +144,21 @@ def workload(kind: str, name: str, each: Mapping[str, Any], *, uid: str = "", **
 )
 def test_an_object_makes_as_many_pods_as_run_at_once(kind: str, spec: Mapping[str, Any], pods: int) -> None:
     found = listed(two_gpus("a"), workload(kind, "web", container(mem=4), **spec))
-    assert found.pods == ((f"shop/{kind} web", PodKind(4, 1)),) * pods
+    assert coming(found) == ((f"shop/{kind} web", PodKind(4, 1)),) * pods
     assert found.notes == ()
 
 
 def test_a_cron_job_makes_the_pods_of_one_job() -> None:
     job = workload("Job", "nightly", container(mem=4), parallelism=2)
     cron = {"kind": "CronJob", "metadata": {"name": "nightly"}, "spec": {"jobTemplate": {"spec": job["spec"]}}}
-    assert listed(cron).pods == (("CronJob nightly", PodKind(4, 1)),) * 2
+    assert coming(listed(cron)) == (("CronJob nightly", PodKind(4, 1)),) * 2
 
 
 def test_a_pod_of_a_manifest_waits_under_its_own_name() -> None:
     """It has no uid; a node that its author names is one of a cluster that is not simulated."""
     wanted = asking("train", 4, node="b")
     del wanted["metadata"]["uid"]
-    assert listed(two_gpus("a"), wanted).pods == (("default/train", PodKind(4, 1)),)
+    assert coming(listed(two_gpus("a"), wanted)) == (("default/train", PodKind(4, 1)),)
 
 
 def test_pods_that_a_cluster_has_do_not_come_once_more_with_the_object_that_made_them() -> None:
@@ -160,15 +168,15 @@ def test_pods_that_a_cluster_has_do_not_come_once_more_with_the_object_that_made
     replicas["metadata"]["ownerReferences"] = [{"kind": "Deployment", "name": "web", "controller": True}]
     one = asking("web-5d8-x2", 4, namespace="shop", labels={"pod-template-hash": "5d8"})
     one["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": "web-5d8", "controller": True}]
-    assert listed(two_gpus("a"), deployment, replicas).pods == (("shop/Deployment web", PodKind(4, 1)),)
+    assert coming(listed(two_gpus("a"), deployment, replicas)) == (("shop/Deployment web", PodKind(4, 1)),)
     found = listed(two_gpus("a"), deployment, replicas, one)
-    assert found.pods == (("shop/web", PodKind(4, 1)),)
+    assert coming(found) == (("shop/web", PodKind(4, 1)),)
     assert found.notes == ("shop/Deployment web is left out: its pods are in the list",)
 
 
 def test_the_parts_of_a_pod_have_its_name() -> None:
     two = {"kind": "Pod", "metadata": {"name": "x"}, "spec": {"containers": [container(mem=4), container(mem=3)]}}
-    assert listed(two).pods == (("x, part 1", PodKind(4, 1)), ("x, part 2", PodKind(3, 1)))
+    assert coming(listed(two)) == (("x, part 1", PodKind(4, 1)), ("x, part 2", PodKind(3, 1)))
 
 
 def test_objects_without_pods_are_named_and_broken_ones_too() -> None:
@@ -189,7 +197,7 @@ def test_an_object_alone_and_a_typed_list_are_lists_too() -> None:
     alone = read_cluster(json.dumps(one).encode(), ResourceSettings().offered)
     bare = {key: value for key, value in one.items() if key != "kind"}
     typed = json.dumps({"kind": "DeploymentList", "items": [bare]}).encode()
-    assert alone.pods == read_cluster(typed, ResourceSettings().offered).pods != ()
+    assert coming(alone) == coming(read_cluster(typed, ResourceSettings().offered)) != ()
 
 
 # --- Before an agent of ours runs -------------------------------------------------------------------------------------
@@ -229,8 +237,8 @@ def test_pods_of_nvidias_plugin_hold_whole_gpus_or_wait_for_them() -> None:
     found, cleared = listed(*objects), listed(*objects, from_empty=True)
     assert [each.left.frees for each in found.nodes] == [(0, 14)]
     assert [each.left.frees for each in cleared.nodes] == [(14, 14)]
-    assert found.pods == (("default/waits", PodKind(0, 2)),)
-    assert cleared.pods == (("default/runs", PodKind(0, 1)), *found.pods)
+    assert coming(found) == (("default/waits", PodKind(0, 2)),)
+    assert coming(cleared) == (("default/runs", PodKind(0, 1)), *coming(found))
 
 
 def test_gpus_that_are_handed_out_several_times_are_counted_once() -> None:
@@ -269,7 +277,7 @@ def test_once_an_agent_of_ours_runs_the_nodes_of_nvidias_plugin_are_left_out_and
     """Its extender places nothing there, and their pods take CPU and memory only."""
     found = listed(two_gpus("a"), of_nvidia("b", **T4), wanting_gpus("waits", 1))
     assert [each.name for each in found.nodes] == ["a"]
-    assert found.pods == ()
+    assert coming(found) == ()
     assert found.notes == ("node b is left out: its GPUs are given as nvidia.com/gpu, by no agent of ours",)
 
 

@@ -12,8 +12,7 @@ from gpu_device_plugin.programs.simulate.experiment import (
     nodes_needed,
     simulate,
 )
-from gpu_device_plugin.programs.simulate.model import Workload
-from gpu_device_plugin.programs.simulate.sources import Inputs
+from gpu_device_plugin.programs.simulate.model import Inputs, Workload
 from gpu_device_plugin.settings.knobs import UsageError
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.policies import BestFit
-from gpu_device_plugin.core.value.placing import ByValue, Placer, Start
+from gpu_device_plugin.core.value.marginal_value import Appraiser
+from gpu_device_plugin.core.value.placing import Placer, Start
 from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind, WorkloadMix
 from gpu_device_plugin.programs.simulate.model import Workload, capacity_of, shares_of, until
 from tests.searches import studied
@@ -56,7 +57,7 @@ def given_out(tables: Tables | None) -> float:
     """Return the part of the GPUs that the honest mix gets when it has asked for all."""
     given = 0.0
     for seed in (0, 1):
-        placer = Placer(NODES, KINDS, BestFit(NODES) if tables is None else ByValue(tables))
+        placer = Placer(NODES, KINDS, BestFit(NODES) if tables is None else Appraiser(tables))
         pods = until(HONEST, NODES, seed, 1.0)
         given += sum(shares_of(KINDS[pod], 80) for pod in pods if placer.place(pod) is not None)
     return given / capacity_of(NODES) / 2

@@ -18,7 +18,7 @@ GIB = 1 << 30
 def of(document: Any) -> Workload:
     found = recorded_in(json.dumps(document).encode())
     assert found is not None
-    return found[0]
+    return found.workload
 
 
 def series(pod: str, *gib: float, granted: bool = False, **labels: str) -> Any:
@@ -71,7 +71,7 @@ def test_containers_with_several_gpus_and_those_without_a_grant_are_left_out_and
         ).encode()
     )
     assert found is not None
-    assert (found[0].names, found[1]) == (
+    assert (found.workload.names, found.notes) == (
         ("team/a/main",),
         ("2 containers with several GPUs, or without what it was granted, left out",),
     )

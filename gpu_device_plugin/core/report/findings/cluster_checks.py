@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.report.finding import Finding, Unknown, error, examine, grouped, known, note, ok, warning
@@ -16,7 +15,7 @@ from gpu_device_plugin.model.memory import format_mib
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen
+    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms
     from gpu_device_plugin.model.contract.nodegpus import NodeGpus
     from gpu_device_plugin.model.pods import Pod
 
@@ -73,17 +72,13 @@ def _runtime_class(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield ok("runtime-class", "{name} exists", name=wanted)
 
 
-def _unread(node: NodeSeen) -> Iterator[Finding]:
-    if fault := node.gpus.unusable:
-        advice = "upgrade the older of agent and scheduler"
-        yield error("node-unreadable", "{node}: {problem}", advice, node=node.name, problem=fault)
-    for why in node.gpus.unread:
-        yield error("gpu-unread", "{node}: {why}", container_checks.UNREAD_ADVICE, node=node.name, why=why)
-
-
 def _gpus(cluster: ClusterSymptoms) -> Iterator[Finding]:
     for node in cluster.nodes:
-        yield from _unread(node)
+        if fault := node.gpus.unusable:
+            advice = "upgrade the older of agent and scheduler"
+            yield error("node-unreadable", "{node}: {problem}", advice, node=node.name, problem=fault)
+        for why in node.gpus.unread:
+            yield error("gpu-unread", "{node}: {why}", container_checks.UNREAD_ADVICE, node=node.name, why=why)
         ill = grouped((gpu.unhealthy, gpu) for gpu in node.gpus.all if gpu.unhealthy)
         for why, gpus in ill.items():
             text = f"{{node}}: {{gpus}} {'is' if len(gpus) == 1 else 'are'} out of service: {{why}}"
@@ -199,38 +194,36 @@ def _leftovers(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield note("leftovers", "{nodes}: annotations or capacity remain, though sharing is off", advice, nodes=left)
 
 
-CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = MappingProxyType(
-    {
-        "API server": known("version", lambda _, version: [ok("api", "Kubernetes {version}", version=version)]),
-        "nodes": _installed,
-        "node groups": component_checks.groups,
-        "agents": component_checks.agents,
-        "runtime class": _runtime_class,
-        "GPUs": _gpus,
-        "GPU condition": known("histories", container_checks.condition_seen),
-        "allocatable": _allocatable,
-        "capacity": capacity,
-        "share size": _share_sizes,
-        "ResourceClaims": claim_checks.claims,
-        "other plugins": _others,
-        "leftovers": _leftovers,
-        "extender": component_checks.extender,
-        "scheduler version": component_checks.scheduler_versions,
-        "leader": known("leases", component_checks.leaders),
-        "scheduler configuration": known("configurations", component_checks.configuration),
-        "placement": component_checks.placement,
-        "pending pods": component_checks.pending,
-        "variables": component_checks.variables,
-        "memory limits": limit_checks.limits,
-        "MPS": limit_checks.supervisors,
-        "limits held": limit_checks.held,
-        "memory use": limit_checks.use,
-        "memory wishes": limit_checks.wishes,
-        "versions": component_checks.versions,
-        "policies": known("policies", component_checks.policies),
-        "gpushare's own parts": component_checks.original,
-    }
-)
+CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = {
+    "API server": known("version", lambda _, version: [ok("api", "Kubernetes {version}", version=version)]),
+    "nodes": _installed,
+    "node groups": component_checks.groups,
+    "agents": component_checks.agents,
+    "runtime class": _runtime_class,
+    "GPUs": _gpus,
+    "GPU condition": known("histories", container_checks.condition_seen),
+    "allocatable": _allocatable,
+    "capacity": capacity,
+    "share size": _share_sizes,
+    "ResourceClaims": claim_checks.claims,
+    "other plugins": _others,
+    "leftovers": _leftovers,
+    "extender": component_checks.extender,
+    "scheduler version": component_checks.scheduler_versions,
+    "leader": known("leases", component_checks.leaders),
+    "scheduler configuration": known("configurations", component_checks.configuration),
+    "placement": component_checks.placement,
+    "pending pods": component_checks.pending,
+    "variables": component_checks.variables,
+    "memory limits": limit_checks.limits,
+    "MPS": limit_checks.supervisors,
+    "limits held": limit_checks.held,
+    "memory use": limit_checks.use,
+    "memory wishes": limit_checks.wishes,
+    "versions": component_checks.versions,
+    "policies": known("policies", component_checks.policies),
+    "gpushare's own parts": component_checks.original,
+}
 """A check comes after those on which it depends."""
 
 

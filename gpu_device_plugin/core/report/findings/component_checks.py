@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.report.finding import Finding, Unknown, error, grouped, note, ok, warning
@@ -36,22 +35,20 @@ _ASK = "kubectl -n {namespace} exec {pod} -- gpu-device-plugin doctor says why; 
 
 _LOOK = "kubectl -n {namespace} describe pod {pod}: its Events name the reason"
 
-_STUCK: Mapping[str, str] = MappingProxyType(
-    {
-        "ErrImagePull": _IMAGE,
-        "ImagePullBackOff": _IMAGE,
-        "ErrImageNeverPull": _IMAGE,
-        "InvalidImageName": _IMAGE,
-        "CreateContainerConfigError": "correct the object that the message names; kubectl diff -f deploy/ shows how "
-        "the cluster differs from the manifests",
-        "CreateContainerError": _RUNTIME,
-        "RunContainerError": _RUNTIME,
-        "StartError": _RUNTIME,
-        "CrashLoopBackOff": "kubectl -n {namespace} logs {pod}{flag} --previous says why it ended",
-        "OOMKilled": "it needs more memory than its limit: raise that in the manifest",
-        "Unschedulable": "make room for its requests, or lower them",
-    }
-)
+_STUCK: Mapping[str, str] = {
+    "ErrImagePull": _IMAGE,
+    "ImagePullBackOff": _IMAGE,
+    "ErrImageNeverPull": _IMAGE,
+    "InvalidImageName": _IMAGE,
+    "CreateContainerConfigError": "correct the object that the message names; kubectl diff -f deploy/ shows how "
+    "the cluster differs from the manifests",
+    "CreateContainerError": _RUNTIME,
+    "RunContainerError": _RUNTIME,
+    "StartError": _RUNTIME,
+    "CrashLoopBackOff": "kubectl -n {namespace} logs {pod}{flag} --previous says why it ended",
+    "OOMKilled": "it needs more memory than its limit: raise that in the manifest",
+    "Unschedulable": "make room for its requests, or lower them",
+}
 """The remedy by Kubernetes' reason why a container does not run; `_LOOK` for any other reason."""
 
 

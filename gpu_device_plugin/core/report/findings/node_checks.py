@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.report.finding import Finding, Unknown, error, known, note, ok, warning
@@ -19,23 +18,19 @@ from gpu_device_plugin.model.shares import SHARES, Shares, TooManySharesError, u
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-_FOR_SETTINGS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "create pods/eviction": ("the settings want pods evicted", "agent.evict"),
-        "patch nodes/status": ("the settings want the node condition GPUHealthy", "agent.nodeCondition"),
-    }
-)
+_FOR_SETTINGS: Mapping[str, tuple[str, str]] = {
+    "create pods/eviction": ("the settings want pods evicted", "agent.evict"),
+    "patch nodes/status": ("the settings want the node condition GPUHealthy", "agent.nodeCondition"),
+}
 """Rights that only some settings need: which, and the value of the chart that grants it."""
 _SKEW_S = 30.0
 """Service account tokens and leases tolerate a clock skew of some seconds."""
 
-_ALL_USED: Mapping[Kind, str] = MappingProxyType(
-    {
-        Kind.MEMORY: "all GPUs are in whole use",
-        Kind.COUNT: "all GPUs are in shared use",
-        Kind.INSTANCE: "all instances of this profile are in shared use",
-    }
-)
+_ALL_USED: Mapping[Kind, str] = {
+    Kind.MEMORY: "all GPUs are in whole use",
+    Kind.COUNT: "all GPUs are in shared use",
+    Kind.INSTANCE: "all instances of this profile are in shared use",
+}
 _KUBELETS_LOG = "the kubelet's log on the node (journalctl -u kubelet)"
 _CORRECT = "correct it; until then a running agent keeps its settings, and one that starts shares no GPUs"
 
@@ -284,35 +279,33 @@ def _clock(node: NodeSymptoms) -> Iterator[Finding]:
         yield warning("clock-skewed", text, "synchronize both clocks by NTP", seconds=round(abs(skew)))
 
 
-CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = MappingProxyType(
-    {
-        "driver": container_checks.driver,
-        "GPUs": container_checks.gpus,
-        "GPU condition": known("telemetry", container_checks.condition_here),
-        "MIG": container_checks.mig,
-        "device nodes": container_checks.device_nodes,
-        "container runtime": container_checks.runtime,
-        "CDI": container_checks.cdi,
-        "images": known("obeys_images", container_checks.images),
-        "cgroups": known("cgroup", container_checks.cgroups),
-        "memory limits": limit_checks.limits_here,
-        "MPS": limit_checks.supervisor,
-        "shares": _shares,
-        "kubelet directory": _directory,
-        "kubelet": _kubelet,
-        "kubelet's records": _records,
-        "settings": _settings,
-        "agent": _agent,
-        "registration": _streams,
-        "other plugins": _others,
-        "API server": _api,
-        "rights": _rights,
-        "node": _node,
-        "allocatable": _offered,
-        "capacity": _capacity,
-        "clock": _clock,
-        "limits held": lambda node: limit_checks.held(node.alone),
-        "memory use": lambda node: limit_checks.use(node.alone),
-    }
-)
+CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = {
+    "driver": container_checks.driver,
+    "GPUs": container_checks.gpus,
+    "GPU condition": known("telemetry", container_checks.condition_here),
+    "MIG": container_checks.mig,
+    "device nodes": container_checks.device_nodes,
+    "container runtime": container_checks.runtime,
+    "CDI": container_checks.cdi,
+    "images": known("obeys_images", container_checks.images),
+    "cgroups": known("cgroup", container_checks.cgroups),
+    "memory limits": limit_checks.limits_here,
+    "MPS": limit_checks.supervisor,
+    "shares": _shares,
+    "kubelet directory": _directory,
+    "kubelet": _kubelet,
+    "kubelet's records": _records,
+    "settings": _settings,
+    "agent": _agent,
+    "registration": _streams,
+    "other plugins": _others,
+    "API server": _api,
+    "rights": _rights,
+    "node": _node,
+    "allocatable": _offered,
+    "capacity": _capacity,
+    "clock": _clock,
+    "limits held": lambda node: limit_checks.held(node.alone),
+    "memory use": lambda node: limit_checks.use(node.alone),
+}
 """A check comes after those on which it depends."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node
@@ -53,9 +53,8 @@ class NodeSeen(NodeRecord):
 def node_seen(node: NodeRecord, now_s: float, **changes: Any) -> NodeSeen:
     """Return a node as it was read at `now_s`, in seconds since the epoch, with other fields where these say so."""
     report, problems = node_report(node.annotations, now_s)
-    kept = {each.name: getattr(node, each.name) for each in fields(node)}
     gpus = gpus_of_node(node.annotations, node.labels, 0, 0)
-    return NodeSeen(**kept | {"gpus": gpus, "report": report, "report_problems": problems} | changes)
+    return NodeSeen.of(node, gpus=gpus, report=report, report_problems=problems, **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

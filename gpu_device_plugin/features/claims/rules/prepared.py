@@ -150,7 +150,6 @@ class _File(msgspec.Struct):
 
 
 _FIELDS = _File.__struct_fields__[1:]
-_DECODER = msgspec.json.Decoder(_File)
 
 
 def write_prepared(claim: PreparedClaim) -> str:
@@ -166,7 +165,7 @@ def read_prepared(text: str | bytes, uid: str) -> PreparedClaim:
         PreparedFileError: it is damaged, of another version, or of another claim.
     """
     try:
-        file = _DECODER.decode(text)
+        file = msgspec.json.decode(text, type=_File)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise PreparedFileError(f"it is damaged ({error})") from error
     if file.version != VERSION:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from gpu_device_plugin.features.history.contract import STEP_S, STEPS, ContainerHistory, GpuHistory, NodeHistory
@@ -31,11 +30,11 @@ F = TypeVar("F", GpuHistory, ContainerHistory)
 ROOM = 1120
 """Containers, each once for every GPU that it holds: 140 on each of 8 GPUs."""
 
-_UNKNOWN: Mapping[str, int] = MappingProxyType({"I": 0xFFFF_FFFF, "H": 0xFFFF, "B": 0xFF})
+_UNKNOWN: Mapping[str, int] = {"I": 0xFFFF_FFFF, "H": 0xFFFF, "B": 0xFF}
 """The code of a value that is not known, the largest one, by the type of its column in `array`."""
 _ROOM_OF_GPUS = 512
 _COUNTERS = ("ecc_errors", "nvlink_errors")
-_TYPES: Mapping[str, str] = MappingProxyType({"used_mib": "H", "power_w": "H", **dict.fromkeys(_COUNTERS, "I")})
+_TYPES: Mapping[str, str] = {"used_mib": "H", "power_w": "H", **dict.fromkeys(_COUNTERS, "I")}
 """Of the columns that need more than a byte."""
 _GPU_COLUMNS = ("used_mib", "sm_percent", "power_w", "temperature_c", "throttle", "pcie_percent", *_COUNTERS)
 _CONTAINER_COLUMNS = ("used_mib", "sm_percent", "cpu_throttled_percent")

@@ -201,13 +201,10 @@ def _serve(daemon: Daemon, seen: Seen, wanted_mib: int, now_s: float) -> tuple[D
         return replace(daemon, status=status, why=""), Act.SET_LIMIT
     if any(server.fault for server in seen.servers):
         clients = sum(server.clients for server in seen.servers)
-        return replace(daemon, status=MpsStatus.FAULT, why=_fault(clients)), None
+        present = "its present client has" if clients == 1 else f"its {clients} present clients have"
+        why = f"a client caused a fatal fault of the GPU, which reaches all; new ones are refused until {present} ended"
+        return replace(daemon, status=MpsStatus.FAULT, why=why), None
     return replace(daemon, status=MpsStatus.READY, why=""), None
-
-
-def _fault(clients: int) -> str:
-    present = "its present client has" if clients == 1 else f"its {clients} present clients have"
-    return f"a client caused a fatal fault of the GPU, which reaches all; new ones are refused until {present} ended"
 
 
 # --- Towards none -----------------------------------------------------------------------------------------------------

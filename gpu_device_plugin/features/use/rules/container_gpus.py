@@ -14,7 +14,7 @@ from gpu_device_plugin.model.shares import parse_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from gpu_device_plugin.model.allocations import Allocation
+    from gpu_device_plugin.model.allocations import Allocation, Place
     from gpu_device_plugin.model.limits import Enforcement
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.shares import Shares
@@ -161,3 +161,15 @@ def _mib(shares: Shares, uuid: str, count: int, *, whole: bool) -> int:
     if shared is None:
         return 0
     return shared.gpu.total_mib if whole else count * shares.share_mib
+
+
+def granted_by_place(holders: Iterable[ContainerGpus]) -> Mapping[Place, tuple[int, ContainerGpus]]:
+    """Return the MiB of each container on each GPU, with its holding."""
+    granted: dict[Place, tuple[int, ContainerGpus]] = {}
+    for holder in holders:
+        for uuid, mib in holder.granted.items():
+            place = holder.pod_uid, holder.container, uuid
+            # A device plugin of another vendor may have given a container the same GPU once more.
+            if place not in granted or granted[place][0] < mib:
+                granted[place] = mib, holder
+    return granted

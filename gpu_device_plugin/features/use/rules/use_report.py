@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeUse
+from gpu_device_plugin.features.use.rules.container_gpus import granted_by_place
 from gpu_device_plugin.model.times import rfc3339
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def node_use(
     use, `asked` which are to return memory, `idle` since when pods are idle, RFC 3339 by UID.
     """
     uses = {(use.pod_uid, use.container, use.uuid): use for use in reading.containers} if fresh else {}
-    granted = _granted(holders)
+    granted = granted_by_place(holders)
     others = [place for place, use in uses.items() if place not in granted and _is_there(use, there)]
     others.sort(key=lambda place: (-(uses[place].used_mib or 0), place))
     # Two pods may have one name for a moment, the old one and that which replaces it; Prometheus takes a name once.
@@ -144,18 +145,6 @@ def node_use(
     }
     in_order = sorted(parts.values(), key=lambda part: part.place)
     return NodeUse(rfc3339(epoch + reading.at), gpus, tuple(in_order), reading.blind)
-
-
-def _granted(holders: Iterable[ContainerGpus]) -> Mapping[Place, tuple[int, ContainerGpus]]:
-    """Return the MiB of each container on each GPU, with its holding."""
-    granted: dict[Place, tuple[int, ContainerGpus]] = {}
-    for holder in holders:
-        for uuid, mib in holder.granted.items():
-            place = holder.pod_uid, holder.container, uuid
-            # A device plugin of another vendor may have given a container the same GPU once more.
-            if place not in granted or granted[place][0] < mib:
-                granted[place] = mib, holder
-    return granted
 
 
 def _is_there(use: AttributedUse, there: Collection[str] | None) -> bool:

@@ -175,6 +175,27 @@ class Autoscaler:
             self._buffers[name] = _asked(templates[name])
             self._log(name, templates[name])
 
+    # --- Nodes --------------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Remove `STARTUP_TAINT` from nodes whose kubelets offer GPUs. Raises ApiError."""
+        candidates = self._context.fleet.candidates
+        for node in tuple(self._followed.nodes.values()):
+            there = candidates.get(node.name)
+            starting = node.offers and any(taint.key == STARTUP_TAINT for taint in node.taints)
+            if starting and there is not None and there.rooms and not there.gpus.problem:
+                with suppress(ConflictError, NotFoundError):  # the watch shows it as it is now
+                    await self._open(node.name)
+
+    async def _open(self, name: str) -> None:
+        # The list of taints can only be replaced, with all that others have written in it.
+        raw = await self._context.client.get(NODES, name, timeout_s=_CALL_S)
+        node = raw.decoded(_Node, "a node")
+        taints = [taint for taint in node.spec.taints or () if taint.get("key") != STARTUP_TAINT]
+        meta = {"resourceVersion": node.metadata.resource_version}
+        await self._context.client.patch(NODES, name, {"metadata": meta, "spec": {"taints": taints}}, timeout_s=_CALL_S)
+        _log.info("a new node offers its GPUs, and is opened to pods", extra={"node": name})
+
     # --- Both ---------------------------------------------------------------------------------------------------------
 
     async def _owned(self) -> list[dict[str, Any]]:
@@ -205,30 +226,3 @@ class _Spec(msgspec.Struct):
 class _Node(msgspec.Struct):
     metadata: ObjectMeta
     spec: _Spec = msgspec.field(default_factory=_Spec)
-
-
-@dataclass(eq=False)
-class Opener:
-    """Removes `STARTUP_TAINT` from nodes whose kubelets offer GPUs."""
-
-    _context: ControllerContext
-    _followed: Followed
-
-    async def open(self) -> None:
-        """Remove the taint where it is due. Raises ApiError."""
-        candidates = self._context.fleet.candidates
-        for node in tuple(self._followed.nodes.values()):
-            there = candidates.get(node.name)
-            starting = node.offers and any(taint.key == STARTUP_TAINT for taint in node.taints)
-            if starting and there is not None and there.rooms and not there.gpus.problem:
-                with suppress(ConflictError, NotFoundError):  # the watch shows it as it is now
-                    await self._open(node.name)
-
-    async def _open(self, name: str) -> None:
-        # The list of taints can only be replaced, with all that others have written in it.
-        raw = await self._context.client.get(NODES, name, timeout_s=_CALL_S)
-        node = raw.decoded(_Node, "a node")
-        taints = [taint for taint in node.spec.taints or () if taint.get("key") != STARTUP_TAINT]
-        meta = {"resourceVersion": node.metadata.resource_version}
-        await self._context.client.patch(NODES, name, {"metadata": meta, "spec": {"taints": taints}}, timeout_s=_CALL_S)
-        _log.info("a new node offers its GPUs, and is opened to pods", extra={"node": name})

@@ -11,7 +11,7 @@ from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.cluster.client.config import SERVICE_ACCOUNT
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.cluster.writers.events import EventWriter
-from gpu_device_plugin.programs.extender.capacity.autoscaler import Autoscaler, Opener
+from gpu_device_plugin.programs.extender.capacity.autoscaler import Autoscaler
 from gpu_device_plugin.programs.extender.capacity.growing import Grower
 from gpu_device_plugin.programs.extender.capacity.idle_actions import IdleActions
 from gpu_device_plugin.programs.extender.capacity.keeping import Keeper
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.fleet_judge import Judge
     from gpu_device_plugin.programs.extender.controller_context import ControllerContext
-    from gpu_device_plugin.programs.extender.extender_routes import Leadership
+    from gpu_device_plugin.programs.extender.extender_routes import Readiness
     from gpu_device_plugin.programs.extender.followed import Followed
 
 T = TypeVar("T")
@@ -33,8 +33,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _REST = 20.0
-"""What nodes are needed, and which may go, is decided anew after so many times what it took: it takes a twentieth of a
-CPU at most."""
+"""What nodes are needed, which may go and which pods move is decided anew after so many times what it took: it takes a
+twentieth of a CPU at most."""
 
 
 _KEEP_S = 2.0
@@ -50,7 +50,7 @@ class Capacity:
         followed: Followed,
         judge: Judge,
         refused: Callable[[str], bool],
-        leadership: Leadership,
+        readiness: Readiness,
         *,
         catch_up: Callable[[], Awaitable[None]],
     ) -> None:
@@ -61,7 +61,7 @@ class Capacity:
         """
         self._context = context
         self._followed = followed
-        self._leadership = leadership
+        self._readiness = readiness
         self._catch_up = catch_up
         self._events = EventWriter(context.client, instance=context.settings().holder())
         namespace = own_namespace(SERVICE_ACCOUNT, "kube-system")
@@ -72,7 +72,6 @@ class Capacity:
         self.idle = IdleActions(context, followed, self._events)
         self._kinds = KnownKinds(context, followed, judge, namespace)
         self.grower = Grower(context, followed, self._kinds, waiters, self._events)
-        self._opener = Opener(context, followed)
         self._autoscaler = Autoscaler(context, followed, namespace)
         self._term: Hashable | None = None
         self._marked: Observable[Hashable | None] = Observable(None)
@@ -81,11 +80,6 @@ class Capacity:
         """The state of fleet and nodes for which it was decided last which nodes may go."""
         self._rested_at: dict[str, float] = {}
         """By name of a step, when it may be taken again, monotonic seconds."""
-
-    @property
-    def active(self) -> bool:
-        """Whether this extender is the active one, and knows what others have done."""
-        return self._term is not None
 
     async def run(self) -> NoReturn:
         """Take care. Ends only by cancellation."""
@@ -96,11 +90,11 @@ class Capacity:
             try:
                 if await self._leads():
                     for step in (
-                        self._opener.open,
+                        self._autoscaler.open,
                         self._shelter,
                         self._keep,
                         self.mover.obey,
-                        self.rebalancer.look,
+                        self._rebalance,
                         self.idle.look,
                         self._grow,
                     ):
@@ -111,7 +105,7 @@ class Capacity:
 
     async def _leads(self) -> bool:
         """Return whether this extender is the active one, and knows what others have done. Raises ApiError."""
-        term = await self._leadership.term()
+        term = await self._readiness.active_term()
         if term is not None and term != self._term:
             await self._catch_up()
             self._followed.holds.forget()
@@ -151,6 +145,10 @@ class Capacity:
         else:
             await self._autoscaler.clear()
 
+    async def _rebalance(self) -> None:
+        if await self.rebalancer.may_plan():
+            await self._resting("rebalance", self.rebalancer.plan)
+
     async def _keep(self) -> None:
         before = 0 if self._decided is None else self._decided[0]
         state = self._context.fleet.now.changed_since(before)[0], self._followed.changes
@@ -179,7 +177,7 @@ class Capacity:
         try:
             async with asyncio.timeout(_KEEP_S):
                 # What was read before the scheduler asked for a binding may be older than its Lease.
-                term = await self._leadership.term() or await self._leadership.term(within_s=0.0)
+                term = await self._readiness.active_term() or await self._readiness.active_term(within_s=0.0)
                 if term is None:
                     return ""
                 await self._marked.wait_until(lambda marked: marked == term)

@@ -83,14 +83,14 @@ class Keeper:
         tied |= {entry.node: _COMING for entry in self._context.fleet.entries.values() if not entry.seen}
         residents = self._followed.residents(nodes)
         on_nodes: dict[str, list[Resident]] = {}
-        pods = [(name, pod) for name in nodes for pod in self._followed.on_node(name)]
-        for number, (name, pod) in enumerate(pods):
-            if not number % _PODS_AT_ONCE:
-                await asyncio.sleep(0)
-            if replaceable(pod) is not None:
-                on_nodes.setdefault(name, []).append(self._resident(residents, pod))
-            elif pod.owner is None:
-                tied.setdefault(name, _ALONE)
+        for name in nodes:
+            for number, pod in enumerate(self._followed.on_node(name)):
+                if not number % _PODS_AT_ONCE:
+                    await asyncio.sleep(0)
+                if replaceable(pod) is not None:
+                    on_nodes.setdefault(name, []).append(self._resident(residents, pod))
+                elif pod.owner is None:
+                    tied.setdefault(name, _ALONE)
         return await last_of(leaving(nodes, on_nodes, tied))
 
     async def mark(self, found: Leaving, began: int) -> bool:
@@ -115,7 +115,8 @@ class Keeper:
         # No await since it was compared with the fleet: whatever comes from now on heeds this decision.
         self.latest = found
         # Nobody needs a node that is cordoned or broken and has no pods to lose.
-        others = [name for name in followed.nodes if name not in found.stay and not followed.on_node(name)]
+        needed = found.stay.keys() | {pod.node_name for pod in followed.pods.values()}
+        others = [name for name in followed.nodes if name not in needed]
         return await self._write_all(self._due(dict.fromkeys((*found.may_go, *others), "")))
 
     async def release(self) -> bool:

@@ -146,9 +146,6 @@ class _Kept(msgspec.Struct):
     others: tuple[str, ...]
 
 
-_KEPT = msgspec.json.Decoder(_Kept)
-
-
 def write_kind(kind: NodeKind) -> str | None:
     """Return a kind as JSON; None: its labels are too long to be remembered, or another's plugin is on it."""
     labels = dict(kind.labels)
@@ -168,7 +165,7 @@ def _size(labels: Mapping[str, str]) -> int:
 def read_kind(text: str) -> NodeKind | None:
     """Return a kind from its JSON; None: it is not one, as others may have written it."""
     try:
-        kept = _KEPT.decode(text)
+        kept = msgspec.json.decode(text, type=_Kept)
         node = candidate("", read_node_gpus(kept.gpus), (), kept.allocatable)
     except (msgspec.DecodeError, RecursionError, MalformedAnnotationError):
         return None

@@ -239,8 +239,6 @@ def room_for(pod: Pod, owner: Owner, shares: Shares, now_s: float) -> HeldRoom:
 _PLAN_AGAIN = 12
 """A pod for which there was no plan, or whose plan was stopped, is looked at again after so many times `settled_s`."""
 _HOUR_S = 3600.0
-_REST = 20.0
-"""The next plan is made after so many times what one took, or what it took to see that none is to be made."""
 _NODES_AT_ONCE = 16
 
 
@@ -265,8 +263,6 @@ class Rebalancer:
         self._under_way = ""
         """The UID of the pod that was evicted last, until its replacement is bound."""
         self._evicted_at: deque[float] = deque()
-        self._plan_at = 0.0
-        """When the next plan may be made, monotonic seconds."""
         self._tried_at: dict[str, float] = {}
         """By UID of a waiting pod."""
         self._turn_at: dict[str, float] = {}
@@ -277,13 +273,13 @@ class Rebalancer:
         self._moves.clear()
         self._under_way = ""
 
-    async def look(self) -> None:
-        """Take the next step, if one is due. Raises ApiError."""
+    async def may_plan(self) -> bool:
+        """Take the next step of a plan, or return whether another one may be made. Raises ApiError."""
         if not self._context.settings().rebalance:
-            return
+            return False
         if self._under_way in self._followed.holds.rooms:  # its replacement is not bound yet
             if self._context.clock() - self._evicted_at[-1] < self.patience_s:
-                return
+                return False
             self._stop(self._under_way, f"its replacement was not bound within {self.patience_s:g} s")
         elif self._under_way and not self._followed.holds.was_taken(self._under_way):
             self._stop(self._under_way, "its replacement was not bound in its room")
@@ -292,11 +288,9 @@ class Rebalancer:
             self._stop(self._for, "the pod that it is for does not wait for room any more")
         elif self._moves:
             await self._next()
-        elif self._left() and self._context.clock() >= self._plan_at:
-            began = self._context.clock()
-            await self._plan()
-            now = self._context.clock()
-            self._plan_at = now + _REST * (now - began)
+        else:
+            return self._left() > 0
+        return False
 
     def _left(self) -> int:
         """Return how many pods may be evicted now."""
@@ -322,7 +316,8 @@ class Rebalancer:
         self._moves.clear()
         _log.warning("a plan is stopped", extra={"pod": pod, "why": why, "moves_left": left})
 
-    async def _plan(self) -> None:
+    async def plan(self) -> None:
+        """Make a plan for one of the pods that wait, if one is of use."""
         now = self._context.clock()
         again_s = _PLAN_AGAIN * self._context.timings.settled_s
         self._tried_at = {uid: at for uid, at in self._tried_at.items() if now - at < again_s}

@@ -17,13 +17,15 @@ from gpu_device_plugin.core.report.findings.symptoms import (
     NodeSymptoms,
     Profiles,
     Runtime,
+    node_seen,
 )
 from gpu_device_plugin.features.conflicts.rules import sightings
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.use.contract import NO_REPORT
-from gpu_device_plugin.model.contract.keys import SCHEDULE_LABEL, SET_LIMITS_LABEL
+from gpu_device_plugin.model.contract.keys import NODE_USE, SCHEDULE_LABEL, SET_LIMITS_LABEL
 from gpu_device_plugin.model.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
 from gpu_device_plugin.model.gpus import Gpu, Inventory
+from gpu_device_plugin.model.nodes import NodeRecord
 from tests.core.report.findings.test_limit_checks import HELD, HOG, MISSING
 from tests.findings import case, told
 from tests.names import COUNT, MEM
@@ -536,3 +538,9 @@ def test_the_command_that_sets_the_number_of_gpus_is_one_of_kubectl() -> None:
         """-p '{"status":{"capacity":{"aliyun.com/gpu-count":"2"}}}'"""
     )
     assert '"aliyun.com/gpu-count":null' in set_count("n", COUNT, None)
+
+
+def test_a_node_is_seen_with_what_its_annotations_say() -> None:
+    seen = node_seen(NodeRecord("a", "uid", annotations={NODE_USE: "nonsense"}, capacity={MEM: 8}), 0.0, annotated=True)
+    assert (seen.name, seen.capacity, seen.annotated, seen.gpus) == ("a", {MEM: 8}, True, NO_GPUS)
+    assert (seen.report, len(seen.report_problems)) == (NO_REPORT, 1)

@@ -40,7 +40,7 @@ from tests.programs.extender.harness import ALLOCATION, QUICK, RIGHTS
 if TYPE_CHECKING:
     from gpu_device_plugin.core.capacity.movable import Fits
     from gpu_device_plugin.programs.extender.capacity.waiters import Waiter
-    from tests.programs.extender.harness import ExtenderWorld
+    from tests.programs.extender.harness import ExtenderWorld, Running
 
 
 async def replaced(w: ExtenderWorld, name: str, by: str, mem: int = 4) -> str:
@@ -49,6 +49,10 @@ async def replaced(w: ExtenderWorld, name: str, by: str, mem: int = 4) -> str:
     pod(w, by, mem)
     w.finish(name)
     return (await w.schedule())[by].node
+
+
+def leads(running: Running) -> bool:
+    return running.extender.capacity._term is not None
 
 
 async def test_a_pod_is_moved_to_the_gpu_that_was_named() -> None:
@@ -488,7 +492,7 @@ async def test_of_two_extenders_the_second_knows_the_room_of_the_first_and_does_
         assert w.api.count("create", "pods/eviction") == 1
 
         lead("second")
-        await w.until(lambda: second.extender.capacity.active and not first.extender.capacity.active)
+        await w.until(lambda: leads(second) and not leads(first))
         pod(w, "p-2")
         w.finish("p")
         assert (await w.schedule(second))["p-2"].node == "b"
@@ -585,7 +589,8 @@ async def test_namespaces_take_turns_in_rebalancing() -> None:
             halves(w, name)
         await w.start()
         looked: list[str] = []
-        rebalancer = w.only.extender.capacity.rebalancer
+        capacity = w.only.extender.capacity
+        rebalancer, rested_at = capacity.rebalancer, capacity._rested_at
         goal = rebalancer._goal
 
         def looked_at(waiter: Waiter) -> Fits:
@@ -593,13 +598,13 @@ async def test_namespaces_take_turns_in_rebalancing() -> None:
             return goal(replace(waiter, needs=replace(waiter.needs, ask=Ask((Part(Demand(Kind.MEMORY, 9)),)))))
 
         rebalancer._goal = looked_at  # type: ignore[method-assign]
-        rebalancer._plan_at = math.inf  # until all of them wait
+        rested_at["rebalance"] = math.inf  # until all of them wait
         for n in range(3):
             pod(w, f"p{n}", 5, rs="big", created=f"2026-01-01T00:00:0{n}Z")
         w.api.add(builders.pod("z", builders.container(mem=5), namespace="z"))
         await w.schedule()
         await w.until(lambda: len(rebalancer._waiters.unschedulable()) == 4)
-        rebalancer._plan_at = 0.0
+        rested_at["rebalance"] = 0.0
         await w.until(lambda: len(looked) >= 3)
         assert looked[1] == "z"
 
