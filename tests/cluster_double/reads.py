@@ -11,6 +11,7 @@ from aiohttp import web
 from gpu_device_plugin.testing.cluster import cluster_reads
 from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError
 from gpu_device_plugin.testing.cluster.cluster_reads import version_of
+from tests.cluster_double.selectors import label_selector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,8 @@ class _Lost(web.StreamResponse):
 
 class Reads(cluster_reads.Reads):
     """Serves all lists and watches."""
+
+    label_selector = staticmethod(label_selector)
 
     def __init__(self, store: Callable[[], Store], *, bookmark_s: float, patience_s: float) -> None:
         """Wait `patience_s` seconds with a list for a version that does not exist yet."""

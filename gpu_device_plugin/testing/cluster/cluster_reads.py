@@ -17,6 +17,7 @@ from gpu_device_plugin.testing.cluster.cluster_kinds import (
     Served,
     StatusError,
     core_event,
+    label_selector,
 )
 
 if TYPE_CHECKING:
@@ -74,6 +75,9 @@ class Reads:
     bookmark_s: float = 60.0
     """The time between bookmarks in a watch, in seconds."""
 
+    label_selector = staticmethod(label_selector)
+    """Reads the selectors of labels."""
+
     def __post_init__(self) -> None:
         self._open: set[_Watch] = set()
 
@@ -86,7 +90,7 @@ class Reads:
         """Return a list, whole even where a page of it is asked for."""
         params = request.params
         state = await self.state(params.get("resourceVersion", ""))
-        selected = served.selector(params.get("fieldSelector", ""), params.get("labelSelector", ""))
+        selected = self._selected(served, params)
         objects = state.objects[EVENTS if served is CORE_EVENTS else served]
         if served is CORE_EVENTS:
             objects = {key: core_event(one) for key, one in objects.items()}
@@ -108,10 +112,13 @@ class Reads:
         """The version of the newest change that watches see."""
         return self._store().version
 
+    def _selected(self, served: Served, params: Mapping[str, str]) -> Callable[[Json], bool]:
+        return served.selector(params.get("fieldSelector", ""), params.get("labelSelector", ""), self.label_selector)
+
     async def watch(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         """Answer a watch until its end."""
         params = request.params
-        selected = served.selector(params.get("fieldSelector", ""), params.get("labelSelector", ""))
+        selected = self._selected(served, params)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
         try:
