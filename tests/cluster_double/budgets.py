@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError, label_selector
+from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError
 from tests.cluster_double.kinds import BUDGETS
+from tests.cluster_double.selectors import label_selector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -1,8 +1,9 @@
-"""Lists and watches from a watch cache that may lag, for clients that may be lost."""
+"""Lists by pages, and watches, from a watch cache that may lag, for clients that may be lost."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -10,10 +11,12 @@ from aiohttp import web
 from gpu_device_plugin.testing.cluster import cluster_reads
 from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError
 from gpu_device_plugin.testing.cluster.cluster_reads import version_of
+from tests.cluster_double.selectors import label_selector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpu_device_plugin.testing.cluster.cluster_kinds import ApiRequest, Json, Served
     from gpu_device_plugin.testing.cluster.cluster_store import State, Store
 
 
@@ -27,11 +30,15 @@ class _Lost(web.StreamResponse):
 class Reads(cluster_reads.Reads):
     """Serves all lists and watches."""
 
+    label_selector = staticmethod(label_selector)
+
     def __init__(self, store: Callable[[], Store], *, bookmark_s: float, patience_s: float) -> None:
         """Wait `patience_s` seconds with a list for a version that does not exist yet."""
         super().__init__(store, bookmark_s)
         self._patience_s = patience_s
         self._held: State | None = None
+        self._pages: dict[str, Json] = {}
+        """What is left of lists, by the text with which a client continues."""
 
     def hold(self) -> None:
         """Let the cache lag: watches, and lists that may use the cache, do not see later changes."""
@@ -52,6 +59,27 @@ class Reads(cluster_reads.Reads):
         for watch in self._open:
             watch.ended = True
         self._wake()
+
+    async def list(self, served: Served, request: ApiRequest) -> Json:
+        """Return a list, or a page of it."""
+        token, limit = request.params.get("continue"), int(request.params.get("limit") or 0)
+        whole = self._continued(token) if token else await super().list(served, request)
+        meta, items = whole["metadata"], whole["items"]
+        if not limit or len(items) <= limit:
+            return whole
+        version = meta["resourceVersion"]
+        token = base64.urlsafe_b64encode(f"{version}:{len(self._pages)}".encode()).decode()
+        self._pages[token] = {**whole, "items": items[limit:]}
+        more = {"resourceVersion": version, "continue": token, "remainingItemCount": len(items) - limit}
+        return {**whole, "metadata": more, "items": items[:limit]}
+
+    def _continued(self, token: str) -> Json:
+        page = self._pages.get(token)
+        if page is None:
+            raise StatusError(400, "BadRequest", "continue key is not valid")
+        if int(page["metadata"]["resourceVersion"]) < self._store().oldest:
+            raise StatusError(410, "Expired", "The provided continue parameter is too old to display a consistent list")
+        return page
 
     async def state(self, since: str) -> State:
         """Return a state not older than `since`, from the watch cache unless the newest state is requested."""

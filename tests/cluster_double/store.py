@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import STATIC_POD
 from gpu_device_plugin.testing.cluster import cluster_store
-from gpu_device_plugin.testing.cluster.cluster_kinds import EVENTS, PODS, Served, invalid
+from gpu_device_plugin.testing.cluster.cluster_kinds import EVENTS, PODS, Served, StatusError, invalid
+from gpu_device_plugin.testing.cluster.cluster_store import conflict, preconditions
 
 if TYPE_CHECKING:
     from gpu_device_plugin.testing.cluster.cluster_store import Key
@@ -33,6 +34,28 @@ class Store(cluster_store.Store):
         if served is EVENTS:
             _create_event(after) if before is None else _change_event(before, after)
         super().validate(served, before, after)
+
+    def bind(self, key: Key, binding: Json) -> None:
+        """Bind a pod to a node if the preconditions hold."""
+        meta, target = binding.get("metadata") or {}, binding.get("target") or {}
+        if meta.get("name") != key[1]:
+            raise StatusError(400, "BadRequest", "name in URL does not match name in Binding object")
+        if target.get("kind", "Node") not in {"", "Node"}:
+            raise StatusError(500, "", f'target.kind: Unsupported value: "{target["kind"]}": supported values: "Node"')
+        if not target.get("name"):
+            raise StatusError(500, "", "target.name: Required value")
+        found = self.get(PODS, key)
+        for what, wanted, there in preconditions(meta.get("uid"), meta.get("resourceVersion"), found):
+            raise conflict(
+                PODS, key, f"Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {there}"
+            )
+        if "deletionTimestamp" in found["metadata"]:
+            raise conflict(PODS, key, f"pod {key[1]} is being deleted, cannot be assigned to a host", "/binding")
+        if node := found["spec"].get("nodeName"):
+            raise conflict(PODS, key, f'pod {key[1]} is already assigned to node "{node}"', "/binding")
+        if found["spec"].get("schedulingGates"):
+            raise conflict(PODS, key, f"pod {key[1]} has non-empty .spec.schedulingGates", "/binding")
+        super().bind(key, binding)
 
     def _commit(self, served: Served, key: Key, before: Json | None, after: Json | None) -> Json:
         kept = super()._commit(served, key, before, after)

@@ -1,4 +1,4 @@
-"""A kubelet double as strict as a real one, which a test can hold up, and which remembers what plugins did.
+"""A kubelet double of any version, as strict as a real one, which a test can hold up.
 
 Nodes restart, and pods are deleted by force or refused after their Allocate, where a test says so.
 """
@@ -6,33 +6,28 @@ Nodes restart, and pods are deleted by force or refused after their Allocate, wh
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+import stat
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
-from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
+from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.testing.kubelet import kubelet_double
-from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
-from gpu_device_plugin.testing.kubelet.kubelet_services import (
-    PluginRegistry,
-    PodResources,
-    RpcStatusError,
-    described,
-    entry,
-)
-from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError
+from gpu_device_plugin.testing.kubelet.kubelet_services import RpcStatusError
 from gpu_device_plugin.testing.pod_specs import NodePods, Pod, stopped
+from tests.kubelet import kubelet_versions as versions
+from tests.kubelet.any_version import DeviceStream, Lister, Manager, Registration, Registry
 from tests.kubelet.kubelet_checks import is_extended_resource_name, shortage, validate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ListAndWatchResponse, RegisterRequest
-    from gpu_device_plugin.testing.kubelet.device_manager import KubeletPanic
-    from gpu_device_plugin.testing.kubelet.plugin_client import PluginClient
+    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import RegisterRequest
+    from gpu_device_plugin.testing.kubelet.device_manager import DeviceManager, KubeletPanic
     from gpu_device_plugin.testing.pod_specs import Container, PodSpec
 
 
@@ -86,101 +81,6 @@ class Gate:
             raise self._refusal
 
 
-@dataclass(slots=True)
-class Registration:
-    """One Register call and its outcome."""
-
-    request: RegisterRequest
-    """Kubelets since 1.25 ignore its options."""
-    error: str | None = None
-
-
-@dataclass(slots=True)
-class DeviceStream:
-    """One ListAndWatch call, from its start to its end."""
-
-    resource: str
-    endpoint: str
-    """The socket's file name."""
-    lists: list[ListAndWatchResponse] = field(default_factory=list)
-    open: bool = True
-    error: str | None = None
-    """The error that ended it, in the words of Go's gRPC. None while it is open, or if the kubelet closed it."""
-
-
-@dataclass(eq=False)
-class Registry(PluginRegistry):
-    """Remembers what plugins did."""
-
-    registrations: list[Registration] = field(default_factory=list)
-    streams: list[DeviceStream] = field(default_factory=list)
-
-    async def register(self, request: RegisterRequest) -> None:
-        registration = Registration(request)
-        self.registrations.append(registration)
-        try:
-            await super().register(request)
-        except (RpcStatusError, AdmissionError) as error:
-            registration.error = str(error)
-            raise
-
-    async def connect_later(self, request: RegisterRequest) -> str:
-        error = await super().connect_later(request)
-        for registration in self.registrations:
-            if error and registration.request is request:
-                registration.error = error
-        return error
-
-    async def listen(self, client: PluginClient, endpoint: str) -> None:
-        stream = DeviceStream(client.resource, endpoint)
-        self.streams.append(stream)
-
-        def believe(answer: ListAndWatchResponse) -> None:
-            stream.lists.append(answer)
-            self.manager.update(client.resource, answer.devices)
-
-        try:
-            stream.error = await client.follow(believe)
-        finally:
-            stream.open = False
-
-
-class Lister(PodResources):
-    """Also serves what the agent does not call."""
-
-    async def Get(  # noqa: N802 - gRPC calls it so, like the next
-        self,
-        request: v1.GetPodResourcesRequest,
-        context: grpc.aio.ServicerContext[v1.GetPodResourcesRequest, v1.GetPodResourcesResponse],
-    ) -> v1.GetPodResourcesResponse:
-        """Describe one active pod. Frees nothing."""
-        await self.passed(context)
-        if self.manager.minor not in versions.DESCRIBES_ONE_POD:
-            await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
-        for pod in self.pods(active_only=True):
-            if (pod.spec.namespace, pod.name) == (request.pod_namespace, request.pod_name):
-                return v1.GetPodResourcesResponse(pod_resources=described(self.manager, pod))
-        return await context.abort(
-            grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
-        )
-
-    async def GetAllocatableResources(  # noqa: N802
-        self,
-        _request: v1.AllocatableResourcesRequest,
-        context: grpc.aio.ServicerContext[v1.AllocatableResourcesRequest, v1.AllocatableResourcesResponse],
-    ) -> v1.AllocatableResourcesResponse:
-        """List every healthy device, allocated or free."""
-        await self.passed(context)
-        return v1.AllocatableResourcesResponse(
-            devices=[
-                entry(resource, device, node)
-                for resource, ids in self.manager.healthy.items()
-                for device in sorted(ids)
-                for node in self.manager.numa_nodes(resource, device)
-            ]
-        )
-
-
 class LeavingPods(NodePods):
     """Pods of which the processes may outlive what the API and the kubelet know."""
 
@@ -212,7 +112,29 @@ class LeavingPods(NodePods):
 
 
 class Process(kubelet_double.KubeletProcess):
-    """Knows which pods' containers are starting."""
+    """Knows which pods' containers are starting, and admits them by the rules of any version."""
+
+    minor = 36
+
+    async def admit(self, pod: Pod) -> Pod:
+        if self.minor not in versions.KNOWS_SIDECARS:
+            pod = self.pods.in_api.get(pod.uid, pod)
+            for container in pod.containers if pod.uid in self.pods.in_api else ():
+                if container.spec.kind is ContainerKind.SIDECAR:
+                    # A field that a kubelet does not know is not there for it.
+                    plain = replace(container.spec, kind=ContainerKind.INIT)
+                    self.pods.put_container(pod.uid, replace(container, spec=plain))
+            pod = self.pods.in_api.get(pod.uid, pod)
+        admitted = await super().admit(pod)
+        said = admitted.message.removeprefix("Pod was rejected: ")
+        if self.minor in versions.SAYS_WAS_REJECTED or said == admitted.message:
+            return admitted
+        return self.pods.put(replace(admitted, message=f"Pod {said}"))
+
+    def all_seen(self) -> list[Pod]:
+        """Return the pods that its sources have delivered, ended ones too."""
+        known = (self.pods.in_api.get(uid) for uid in sorted(self.seen))
+        return [pod for pod in known if pod is not None]
 
     async def start_containers(self, uid: str) -> None:
         pods = self.pods
@@ -232,11 +154,9 @@ class Kubelet(kubelet_double.Kubelet):
     Failures of a plugin or an agent show in the returned pods, in `registrations`, `streams` and `panics`.
     """
 
-    process_type = Process
-    pod_resources_type = Lister
-
-    def __init__(self, root: Path, **more: Any) -> None:
+    def __init__(self, root: Path, *, version: tuple[int, int] = (1, 36), **more: Any) -> None:
         super().__init__(root, **more)
+        _, self.minor = version
         self._pods = self._leaving = LeavingPods()
         self._rejected: dict[str, tuple[str, str]] = {}
         self.registrations: list[Registration] = []
@@ -252,10 +172,43 @@ class Kubelet(kubelet_double.Kubelet):
         """Every start of a container passes here before the kubelet looks up what its devices bring: hold it. The real
         one makes the pod's sandbox and pulls the image meanwhile, and goes on when the pod is deleted by force."""
 
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, of 1.{self.minor}>"
+
+    def manager_type(self, *parts: Any, **named: Any) -> Manager:
+        if self.minor not in versions.SPARES_RUNNING_CONTAINERS:
+            named["is_running"] = lambda _uid, _container: False
+        manager = Manager(*parts, **named)
+        manager.minor = self.minor
+        return manager
+
     def registry_type(self, *parts: Any, **named: Any) -> Registry:
         registry = Registry(*parts, **named)
-        registry.registrations, registry.streams = self.registrations, self.streams
+        registry.minor, registry.registrations, registry.streams = self.minor, self.registrations, self.streams
         return registry
+
+    def pod_resources_type(self, manager: DeviceManager, pods: Any, before: Any) -> Lister:
+        return Lister(manager, pods, before, self.minor)
+
+    def process_type(self, *parts: Any) -> Process:
+        process = Process(*parts)
+        process.minor = self.minor
+        return process
+
+    async def start(self, *, ready: bool = True) -> None:
+        if not self.up and self.minor in versions.WIPES_EVERY_FILE and self.device_plugin_dir.exists():
+            for entry in self.device_plugin_dir.iterdir():
+                with suppress(FileNotFoundError):  # a stopping plugin removes its own sockets meanwhile
+                    if entry != self.checkpoint and not stat.S_ISDIR(entry.stat(follow_symlinks=False).st_mode):
+                        entry.unlink()
+        await super().start(ready=ready)
+
+    def _seen_in_any_order(self) -> list[Pod]:
+        if self.minor not in versions.LISTS_TERMINAL_PODS or not isinstance(self._process, Process):
+            return super()._seen_in_any_order()
+        known = self._process.all_seen()
+        self._orders.shuffle(known)
+        return known
 
     async def before_register(self, request: RegisterRequest) -> None:
         await self.register_gate.passed()
@@ -270,8 +223,8 @@ class Kubelet(kubelet_double.Kubelet):
     def drop_streams(self, resource: str | None = None) -> None:
         """Lose the connections over which the plugins of `resource`, or all plugins, send their lists."""
         for client in self._require().registry.connections:
-            if resource in {None, client.resource}:
-                client.hang_up()
+            if resource in {None, client.resource} and client.lists is not None:
+                client.lists.cancel()
 
     # The process
 
@@ -318,7 +271,7 @@ class Kubelet(kubelet_double.Kubelet):
             for resource, ids in process.manager.allocated.items():
                 room[resource] = max(room.get(resource, 0), len(ids))
         extended = {resource: number for resource, number in room.items() if is_extended_resource_name(resource)}
-        others = [known for known in process.seen_pods(active_only=True) if known.uid != pod.uid]
+        others = [known for known in process.seen_pods() if known.uid != pod.uid]
         return shortage(pod, others, extended)
 
     def finish(self, pod: Pod, phase: str = "Succeeded") -> Pod:

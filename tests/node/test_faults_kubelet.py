@@ -17,7 +17,7 @@ from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
 from gpu_device_plugin.model.pods import ContainerKind
-from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
+from tests.kubelet import kubelet_versions as versions
 from tests.kubelet.scripted_plugin import ScriptedPlugin
 from tests.names import COUNT, MEM
 from tests.node.harness import T4, container, envs_of, gpus_of, pod, world

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.model.pods import ContainerKind
-from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
 from tests.happenings import CHANCE, Happenings, Life, live, lives
+from tests.kubelet import kubelet_versions as versions
 from tests.names import COUNT, MEM
 from tests.node.harness import container, world
 

@@ -1,7 +1,7 @@
 """An API server for the demo and for tests: real HTTP, and real conflicts.
 
 It keeps the objects by the rules in `cluster_kinds` and serves them as Kubernetes does: list and watch with selectors,
-pages, bookmarks and 410; patches; bindings; evictions; ``Status`` objects for errors.
+bookmarks and 410; patches; bindings; evictions; ``Status`` objects for errors.
 """
 
 from __future__ import annotations

@@ -21,55 +21,34 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-_SET = re.compile(r"(?P<key>[^\s!=,()]+)\s+(?P<word>in|notin)\s*\((?P<values>[^()]*)\)")
-_PAIR = re.compile(r"(?P<key>[^\s!=,()]+)\s*(?P<sign>==|=|!=)\s*(?P<value>[^\s!=,()]*)")
-_EXISTS = re.compile(r"(?P<no>!?)\s*(?P<key>[^\s!=,()]+)")
+PAIR = re.compile(r"(?P<key>[^\s!=,()]+)\s*(?P<sign>==|=|!=)\s*(?P<value>[^\s!=,()]*)")
+"""A requirement of a selector."""
 
 
 def field_selector(text: str, fields: Mapping[str, Callable[[Object], str]]) -> Test:
     """Read ``spec.nodeName=a,status.phase!=Failed``; `fields` are those that the kind of object supports."""
-    tests: list[Test] = []
-    for term in _terms(text):
-        match = _PAIR.fullmatch(term)
-        if match is None:
-            raise ValueError(f"invalid selector: '{term}'; can't understand '{term}'")
-        if match["key"] not in fields:
-            raise ValueError(f"field label not supported: {match['key']}")
-        tests.append(_compare(fields[match["key"]], match["value"], equal=match["sign"] != "!="))
-    return lambda candidate: all(test(candidate) for test in tests)
+
+    def value_of(key: str) -> Callable[[Object], str]:
+        if key not in fields:
+            raise ValueError(f"field label not supported: {key}")
+        return fields[key]
+
+    return _selector(text, value_of)
 
 
 def label_selector(text: str) -> Test:
-    """Read ``a=b,c!=d,e in (f,g),h notin (i),j,!k``."""
-    tests = [_label_test(term) for term in _terms(text)]
-    return lambda candidate: all(test(candidate) for test in tests)
+    """Read ``a=b,c!=d``."""
+    return _selector(text, lambda key: lambda candidate: (candidate["metadata"].get("labels") or {}).get(key))
 
 
-def _terms(text: str) -> list[str]:
-    return [term.strip() for term in re.split(r",(?![^()]*\))", text) if term.strip()]
-
-
-def _compare(value_of: Callable[[Object], str | None], value: str, *, equal: bool) -> Test:
-    return lambda candidate: (value_of(candidate) == value) is equal
-
-
-def _label_test(term: str) -> Test:
-    if (match := _SET.fullmatch(term)) is not None:
-        key, wanted = match["key"], {value.strip() for value in match["values"].split(",")}
-        inside = match["word"] == "in"
-        return lambda candidate: (_labels(candidate).get(key) in wanted) is inside
-    if (match := _PAIR.fullmatch(term)) is not None:
-        key = match["key"]
-        return _compare(lambda candidate: _labels(candidate).get(key), match["value"], equal=match["sign"] != "!=")
-    if (match := _EXISTS.fullmatch(term)) is not None:
-        key, there = match["key"], not match["no"]
-        return lambda candidate: (key in _labels(candidate)) is there
-    raise ValueError(f"unable to parse requirement: {term!r}")
-
-
-def _labels(candidate: Object) -> Mapping[str, str]:
-    labels: Mapping[str, str] = candidate["metadata"].get("labels") or {}
-    return labels
+def _selector(text: str, value_of: Callable[[str], Callable[[Object], str | None]]) -> Test:
+    tests: list[tuple[Callable[[Object], str | None], str, bool]] = []
+    for term in filter(None, map(str.strip, text.split(","))):
+        match = PAIR.fullmatch(term)
+        if match is None:
+            raise ValueError(f"invalid selector: '{term}'; can't understand '{term}'")
+        tests.append((value_of(match["key"]), match["value"], match["sign"] != "!="))
+    return lambda candidate: all((read(candidate) == value) is equal for read, value, equal in tests)
 
 
 class StatusError(Exception):
@@ -145,7 +124,7 @@ class Served:
         """Return the namespace and name under which an object is stored."""
         return (namespace if self.namespaced else "", name)
 
-    def selector(self, fields: str, labels: str) -> Callable[[Mapping[str, Any]], bool]:
+    def selector(self, fields: str, labels: str, by_label: Callable[[str], Test]) -> Test:
         """Return a test whether both selectors match an object; raise StatusError if one is invalid."""
         known: dict[str, Callable[[Mapping[str, Any]], str]] = {
             "metadata.name": lambda found: found["metadata"]["name"],
@@ -153,7 +132,7 @@ class Served:
             **self.fields,
         }
         try:
-            by_fields, by_labels = field_selector(fields, known), label_selector(labels)
+            by_fields, by_labels = field_selector(fields, known), by_label(labels)
         except ValueError as error:
             raise StatusError(400, "BadRequest", str(error)) from error
         return lambda found: by_fields(found) and by_labels(found)

@@ -1,9 +1,8 @@
-"""Serve paged lists and watches like an API server."""
+"""Serve lists and watches like an API server."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,10 +17,11 @@ from gpu_device_plugin.testing.cluster.cluster_kinds import (
     Served,
     StatusError,
     core_event,
+    label_selector,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from gpu_device_plugin.testing.cluster.cluster_kinds import Json
     from gpu_device_plugin.testing.cluster.cluster_store import State, Store
@@ -75,9 +75,11 @@ class Reads:
     bookmark_s: float = 60.0
     """The time between bookmarks in a watch, in seconds."""
 
+    label_selector = staticmethod(label_selector)
+    """Reads the selectors of labels."""
+
     def __post_init__(self) -> None:
         self._open: set[_Watch] = set()
-        self._pages: dict[str, tuple[int, Sequence[Json]]] = {}
 
     @property
     def watches(self) -> int:
@@ -85,39 +87,21 @@ class Reads:
         return len(self._open)
 
     async def list(self, served: Served, request: ApiRequest) -> Json:
-        """Return a list, or a page of it."""
+        """Return a list, whole even where a page of it is asked for."""
         params = request.params
-        limit = int(params.get("limit") or 0)
-        if params.get("continue"):
-            version, found = self._continued(params["continue"])
-        else:
-            state = await self.state(params.get("resourceVersion", ""))
-            version = state.version
-            selected = served.selector(params.get("fieldSelector", ""), params.get("labelSelector", ""))
-            objects = state.objects[EVENTS if served is CORE_EVENTS else served]
-            if served is CORE_EVENTS:
-                objects = {key: core_event(one) for key, one in objects.items()}
-            found = [
-                # The items of a list carry no kind or apiVersion.
-                {key: value for key, value in one.items() if key not in {"kind", "apiVersion"}}
-                for key, one in sorted(objects.items())
-                if selected(one) and (not request.namespace or key[0] == request.namespace)
-            ]
-        meta: Json = {"resourceVersion": str(version)}
-        if limit and len(found) > limit:
-            meta["continue"] = base64.urlsafe_b64encode(f"{version}:{len(self._pages)}".encode()).decode()
-            meta["remainingItemCount"] = len(found) - limit
-            self._pages[meta["continue"]] = version, found[limit:]
-            found = found[:limit]
+        state = await self.state(params.get("resourceVersion", ""))
+        selected = self._selected(served, params)
+        objects = state.objects[EVENTS if served is CORE_EVENTS else served]
+        if served is CORE_EVENTS:
+            objects = {key: core_event(one) for key, one in objects.items()}
+        found = [
+            # The items of a list carry no kind or apiVersion.
+            {key: value for key, value in one.items() if key not in {"kind", "apiVersion"}}
+            for key, one in sorted(objects.items())
+            if selected(one) and (not request.namespace or key[0] == request.namespace)
+        ]
+        meta = {"resourceVersion": str(state.version)}
         return {"kind": f"{served.kind}List", "apiVersion": served.api_version, "metadata": meta, "items": found}
-
-    def _continued(self, token: str) -> tuple[int, Sequence[Json]]:
-        page = self._pages.get(token)
-        if page is None:
-            raise StatusError(400, "BadRequest", "continue key is not valid")
-        if page[0] < self._store().oldest:
-            raise StatusError(410, "Expired", "The provided continue parameter is too old to display a consistent list")
-        return page
 
     async def state(self, _since: str) -> State:
         """Return a state not older than the version `_since`."""
@@ -128,10 +112,13 @@ class Reads:
         """The version of the newest change that watches see."""
         return self._store().version
 
+    def _selected(self, served: Served, params: Mapping[str, str]) -> Callable[[Json], bool]:
+        return served.selector(params.get("fieldSelector", ""), params.get("labelSelector", ""), self.label_selector)
+
     async def watch(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         """Answer a watch until its end."""
         params = request.params
-        selected = served.selector(params.get("fieldSelector", ""), params.get("labelSelector", ""))
+        selected = self._selected(served, params)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
         try:

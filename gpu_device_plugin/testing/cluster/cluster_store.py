@@ -156,7 +156,7 @@ class Store:
             raise StatusError(400, "BadRequest", message)
         if new.get("resourceVersion", old["resourceVersion"]) != old["resourceVersion"]:
             message = "the object has been modified; please apply your changes to the latest version and try again"
-            raise _conflict(served, key, message)
+            raise conflict(served, key, message)
         if new.get("uid", old["uid"]) != old["uid"]:
             message = f'Invalid value: "{new["uid"]}": field is immutable'
             raise invalid(served, key[1], "metadata.uid", "FieldValueInvalid", message)
@@ -177,8 +177,8 @@ class Store:
         """Delete an object, or mark a running pod for deletion by its kubelet."""
         before = self.get(served, key)
         meta = before["metadata"]
-        for what, wanted, there in _preconditions(uid, version, before):
-            raise _conflict(
+        for what, wanted, there in preconditions(uid, version, before):
+            raise conflict(
                 served,
                 key,
                 f"the {what} in the precondition ({wanted}) does not match the {what} in record ({there}). "
@@ -192,27 +192,10 @@ class Store:
         return before if grace or meta.get("finalizers") else self._commit(served, key, before, None)
 
     def bind(self, key: Key, binding: Json) -> None:
-        """Bind a pod to a node: annotations and node name in one write, if the preconditions hold."""
-        meta, target = binding.get("metadata") or {}, binding.get("target") or {}
-        if meta.get("name") != key[1]:
-            raise StatusError(400, "BadRequest", "name in URL does not match name in Binding object")
-        if target.get("kind", "Node") not in {"", "Node"}:
-            raise StatusError(500, "", f'target.kind: Unsupported value: "{target["kind"]}": supported values: "Node"')
-        if not target.get("name"):
-            raise StatusError(500, "", "target.name: Required value")
-        found = self.get(PODS, key)
-        for what, wanted, there in _preconditions(meta.get("uid"), meta.get("resourceVersion"), found):
-            raise _conflict(
-                PODS, key, f"Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {there}"
-            )
-        if "deletionTimestamp" in found["metadata"]:
-            raise _conflict(PODS, key, f"pod {key[1]} is being deleted, cannot be assigned to a host", "/binding")
-        if node := found["spec"].get("nodeName"):
-            raise _conflict(PODS, key, f'pod {key[1]} is already assigned to node "{node}"', "/binding")
-        if found["spec"].get("schedulingGates"):
-            raise _conflict(PODS, key, f"pod {key[1]} has non-empty .spec.schedulingGates", "/binding")
+        """Bind a pod to a node: annotations, labels and node name in one write."""
+        found, meta = self.get(PODS, key), binding.get("metadata") or {}
         bound = copy.deepcopy(found)
-        bound["spec"]["nodeName"] = target["name"]
+        bound["spec"]["nodeName"] = binding["target"]["name"]
         for what in ("annotations", "labels"):
             if meta.get(what):
                 bound["metadata"][what] = {**bound["metadata"].get(what, {}), **meta[what]}
@@ -274,7 +257,7 @@ def _targeted(found: Json) -> Json:
     return found
 
 
-def _preconditions(uid: str | None, version: str | None, found: Json) -> Iterator[tuple[str, str, str]]:
+def preconditions(uid: str | None, version: str | None, found: Json) -> Iterator[tuple[str, str, str]]:
     """Yield name, expected value and found value of each failed precondition."""
     for what, wanted, key in (("UID", uid, "uid"), ("ResourceVersion", version, "resourceVersion")):
         if wanted and wanted != found["metadata"][key]:
@@ -301,7 +284,8 @@ def _deletion(found: Json, asked_s: int | None) -> tuple[int, float]:
     return grace_s, now_s + grace_s
 
 
-def _conflict(served: Served, key: Key, why: str, subresource: str = "") -> StatusError:
+def conflict(served: Served, key: Key, why: str, subresource: str = "") -> StatusError:
+    """Return the refusal of a write that came too late."""
     message = f'Operation cannot be fulfilled on {served.full}{subresource} "{key[1]}": {why}'
     return StatusError(409, "Conflict", message, {"name": key[1], "kind": served.plural + subresource})
 

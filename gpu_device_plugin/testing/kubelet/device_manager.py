@@ -1,7 +1,7 @@
 """Allocate devices to containers by the rules of the kubelet's device manager.
 
-The rules, including their oddities, are from pkg/kubelet/cm/devicemanager of Kubernetes 1.25 to 1.36: a double that is
-more lenient than the real kubelet would hide the faults that it should show.
+The rules, including their oddities, are from pkg/kubelet/cm/devicemanager of Kubernetes 1.36: a double that is more
+lenient than the real kubelet would hide the faults that it should show.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeVar
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.testing.kubelet import kubelet_files
-from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.kubelet.kubelet_files import Grant
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, PluginClient
 
@@ -58,8 +57,6 @@ class DeviceManager:
     """The device state of one kubelet process. Belongs to one event loop; suspends only where it calls a plugin."""
 
     checkpoint: Path
-    minor: int
-    """The minor version of Kubernetes."""
     choices: random.Random
     """For every order of a Go map that determines an allocation."""
     orders: random.Random
@@ -79,8 +76,6 @@ class DeviceManager:
     grants: dict[str, dict[str, dict[str, Grant]]] = field(default_factory=dict)
     """By pod UID, container and resource."""
     _reusable: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
-    _admitted_last: str | None = None
-    """UID of the pod of the last allocation, even without devices; the real kubelet's pendingAdmissionPod."""
 
     def __repr__(self) -> str:
         amounts = ", ".join(
@@ -131,7 +126,6 @@ class DeviceManager:
 
         Call it in the order of the containers in the spec. KubeletPanic: a plugin withdrew an ID during its Allocate.
         """
-        self._admitted_last = pod_uid
         for other in [uid for uid in self._reusable if uid != pod_uid]:
             del self._reusable[other]
         reusable = self._reusable.setdefault(pod_uid, {})
@@ -141,28 +135,30 @@ class DeviceManager:
             reusable[resource] = before | grant.ids if container.kind is ContainerKind.INIT else before - grant.ids
 
     async def before_start(self, pod_uid: str, container: ContainerSpec) -> None:
-        """Call PreStartContainer where it is required; allocate missing devices. AdmissionError: no start."""
+        """Allocate missing devices. AdmissionError: the container does not start."""
         missing = False
         for resource, needed in self._in_map_order(container.limits.items()):
             if not self.knows(resource) or needed == 0:
                 continue
-            await self._pre_start(pod_uid, container.name, resource)
+            await self.pre_start(pod_uid, container.name, resource)
             # A container that was admitted before its resource was ever registered has no devices yet.
             missing |= pod_uid in self.active_pods() and resource not in self.held(pod_uid, container.name)
         if missing:
             await self.allocate(pod_uid, container)
 
+    async def pre_start(self, pod_uid: str, container: str, resource: str) -> None:
+        """Prepare a container for its start. AdmissionError: it does not start."""
+
     def received(self, pod_uid: str, container: str) -> ContainerAllocateResponse:
         """Merge the answers for all resources of a container. The order of a Go map resolves conflicts."""
         answers = [grant.response for _, grant in self._in_map_order(self.held(pod_uid, container).items())]
-        passed = answers if self.minor in versions.PASSES_CDI_DEVICES else ()
         answers.reverse()  # the first one of a key, a path or a name wins
         return ContainerAllocateResponse(
             envs={name: value for answer in answers for name, value in answer.envs.items()},
             annotations={name: value for answer in answers for name, value in answer.annotations.items()},
             mounts={mount.container_path: mount for answer in answers for mount in answer.mounts}.values(),
             devices={node.container_path: node for answer in answers for node in answer.devices}.values(),
-            cdi_devices={device.name: device for answer in passed for device in answer.cdi_devices}.values(),
+            cdi_devices={device.name: device for answer in answers for device in answer.cdi_devices}.values(),
         )
 
     def held(self, pod_uid: str, container: str) -> Mapping[str, Grant]:
@@ -170,19 +166,27 @@ class DeviceManager:
         return self.grants.get(pod_uid, {}).get(container, {})
 
     def numa_nodes(self, resource: str, device: str) -> tuple[int, ...]:
-        """Return a device's NUMA nodes in the latest list; (-1,) if it has none."""
+        """Return a device's NUMA nodes in the latest list; (-1,) if it has none. KubeletPanic: it is not listed."""
+        if device not in self.listed[resource]:
+            raise KubeletPanic(
+                f"invalid memory address or nil pointer dereference: {resource} listed {device} no more when the "
+                f"Allocate for it was answered"
+            )
         return tuple(node.ID for node in self.listed[resource][device].topology.nodes) or (NO_NUMA_NODE,)
 
     def collect(self) -> None:
         """Free the devices of pods that are no longer active; no other method frees devices."""
         if not self.sources_ready:
             return
-        kept = {self._admitted_last} if self.minor in versions.KEEPS_POD_ADMITTED_LAST else set[str | None]()
-        ended = self.grants.keys() - set(self.active_pods()) - kept
+        ended = self.ended()
         for pod_uid in ended:
             del self.grants[pod_uid]
         if ended:
             self._recount()
+
+    def ended(self) -> set[str]:
+        """Return the UIDs of the pods with devices that are no longer active."""
+        return self.grants.keys() - set(self.active_pods())
 
     # The checkpoint
 
@@ -272,13 +276,7 @@ class DeviceManager:
                 f'pod "{pod_uid}" container "{container}" changed request for resource "{resource}" '
                 f"from {len(held.ids)} to {required}"
             )
-        if held is not None and self.minor not in versions.CHECKS_DEVICES_HELD:
-            return False
-        if (
-            self.minor in versions.SPARES_RUNNING_CONTAINERS
-            and not self.sources_ready
-            and self.is_running(pod_uid, container)
-        ):
+        if not self.sources_ready and self.is_running(pod_uid, container):
             return False
         if resource not in self.healthy:
             raise AdmissionError(f"cannot allocate unregistered device {resource}")
@@ -318,13 +316,7 @@ class DeviceManager:
     def _by_numa_node(self, resource: str, ids: frozenset[str]) -> dict[int, tuple[str, ...]]:
         devices: dict[int, list[str]] = {}
         for device in self._in_map_order(ids):
-            gone = device not in self.listed[resource]
-            if gone and self.minor in versions.PANICS_OF_A_DEVICE_WITHDRAWN:
-                raise KubeletPanic(
-                    f"invalid memory address or nil pointer dereference: {resource} listed {device} no more when the "
-                    f"Allocate for it was answered"
-                )
-            for node in (NO_NUMA_NODE,) if gone else self.numa_nodes(resource, device):
+            for node in self.numa_nodes(resource, device):
                 devices.setdefault(node, []).append(device)
         return {node: tuple(ids) for node, ids in devices.items()}
 
@@ -343,18 +335,3 @@ class DeviceManager:
             return set(await plugin.preferred(self._in_map_order(free | chosen), self._in_map_order(chosen), size))
         except AdmissionError as error:
             raise AdmissionError(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from error
-
-    async def _pre_start(self, pod_uid: str, container: str, resource: str) -> None:
-        if (endpoint := self.endpoints.get(resource)) is None:
-            raise AdmissionError(f"endpoint not found in cache for a registered resource: {resource}")
-        if endpoint.options is None or not endpoint.options.pre_start_required:
-            return
-        if (grant := self.held(pod_uid, container).get(resource)) is None:
-            raise AdmissionError(
-                f"no devices found allocated in local cache for pod {pod_uid}, container {container}, "
-                f"resource {resource}"
-            )
-        try:
-            await self._plugin(resource, endpoint).pre_start(self._in_map_order(grant.ids))
-        except AdmissionError as error:
-            raise AdmissionError(f"device plugin PreStartContainer rpc failed with err: {error}") from error

@@ -20,7 +20,6 @@ import grpc.aio
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import add_RegistrationServicer_to_server
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import add_PodResourcesListerServicer_to_server
 from gpu_device_plugin.model.pods import ContainerKind
-from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.kubelet.device_manager import Amount, DeviceManager, KubeletPanic
 from gpu_device_plugin.testing.kubelet.kubelet_files import CHECKPOINT, serve, wipe
 from gpu_device_plugin.testing.kubelet.kubelet_services import PluginRegistry, PodResources
@@ -59,10 +58,10 @@ class KubeletProcess:
     """
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def seen_pods(self, *, active_only: bool) -> list[Pod]:
-        """Return the pods that its sources have delivered; with `active_only`, without ended pods."""
+    def seen_pods(self) -> list[Pod]:
+        """Return the pods that its sources have delivered, without ended ones."""
         known = (self.pods.in_api.get(uid) for uid in sorted(self.seen))
-        return [pod for pod in known if pod is not None and (pod.active or not active_only)]
+        return [pod for pod in known if pod is not None and pod.active]
 
     async def admit(self, pod: Pod) -> Pod:
         """Allocate a pod's devices and start its containers, or refuse the pod; see `Kubelet.admit`."""
@@ -83,15 +82,8 @@ class KubeletProcess:
             pod = self.pods.in_api[pod.uid]
             if rejected:
                 reason, message = rejected
-                says_so = self.manager.minor in versions.SAYS_WAS_REJECTED
-                return self.pods.put(
-                    replace(
-                        stopped(pod),
-                        phase="Failed",
-                        reason=reason,
-                        message=f"{'Pod was rejected: ' if says_so else 'Pod '}{message}",
-                    )
-                )
+                failed = replace(stopped(pod), phase="Failed", reason=reason, message=f"Pod was rejected: {message}")
+                return self.pods.put(failed)
             for container in pod.containers:
                 self.pods.put_container(pod.uid, replace(container, devices=self._devices(pod.uid, container.name)))
         await self.start_containers(pod.uid)
@@ -171,6 +163,7 @@ class Kubelet:
     raise, and `admit` raises `KubeletPanic`.
     """
 
+    manager_type: ClassVar[Callable[..., DeviceManager]] = DeviceManager
     process_type: ClassVar[Callable[..., KubeletProcess]] = KubeletProcess
     registry_type: ClassVar[Callable[..., PluginRegistry]] = PluginRegistry
     pod_resources_type: ClassVar[Callable[..., PodResources]] = PodResources
@@ -181,11 +174,9 @@ class Kubelet:
         *,
         node: str = "node",
         seed: int = 0,
-        version: tuple[int, int] = (1, 36),
         dial_timeout_s: float = 10,
     ) -> None:
         self.node = node
-        _, self.minor = version
         self.device_plugin_dir = root / "device-plugins"
         self.registration_socket = self.device_plugin_dir / "kubelet.sock"
         self.checkpoint = self.device_plugin_dir / CHECKPOINT
@@ -207,7 +198,7 @@ class Kubelet:
 
     def __repr__(self) -> str:
         state = repr(self._process.manager) if self._process else "down"
-        return f"<Kubelet 1.{self.minor} {self.node}: {len(self._pods.in_api)} pods, {state}>"
+        return f"<Kubelet {self.node}: {len(self._pods.in_api)} pods, {state}>"
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -245,16 +236,15 @@ class Kubelet:
         if not self.checkpoint.exists():
             # Without a checkpoint the kubelet treats the node as new, and resets all resources, also those of others.
             self.node_status = dict.fromkeys(self.node_status, Amount(0, 0))
-        manager = DeviceManager(
+        manager = self.manager_type(
             self.checkpoint,
-            self.minor,
             choices=self._choices,
             orders=self._orders,
-            active_pods=lambda: {pod.uid for pod in self._seen(active_only=True)},
+            active_pods=lambda: {pod.uid for pod in self._seen()},
             is_running=lambda uid, container: (uid, container) in running,
         )
         manager.read_checkpoint()
-        wipe(self.device_plugin_dir, self.checkpoint, self.minor)
+        wipe(self.device_plugin_dir)
         registry = self.registry_type(
             self.device_plugin_dir, manager, self.before_register, dial_timeout_s=self._dial_timeout_s
         )
@@ -315,7 +305,7 @@ class Kubelet:
             spec,
             uid=spec.uid or str(uuid.UUID(int=self._choices.getrandbits(128), version=4)),
             created=self._created if spec.created is None else spec.created,
-            containers=tuple(Container(self._as_known(container)) for container in spec.containers),
+            containers=tuple(map(Container, spec.containers)),
         )
         if pod.uid in self._pods.in_api:
             raise ValueError(f"pod {pod.uid} exists already")
@@ -391,15 +381,10 @@ class Kubelet:
     async def _panicked(self, _panic: KubeletPanic) -> None:
         await self.stop()
 
-    def _seen(self, *, active_only: bool) -> list[Pod]:
-        return self._process.seen_pods(active_only=active_only) if self._process else []
+    def _seen(self) -> list[Pod]:
+        return self._process.seen_pods() if self._process else []
 
-    def _seen_in_any_order(self, *, active_only: bool) -> list[Pod]:
-        known = self._seen(active_only=active_only)
+    def _seen_in_any_order(self) -> list[Pod]:
+        known = self._seen()
         self._orders.shuffle(known)
         return known
-
-    def _as_known(self, spec: ContainerSpec) -> ContainerSpec:
-        # A field that a kubelet does not know is not there for it.
-        lost = spec.kind is ContainerKind.SIDECAR and self.minor not in versions.KNOWS_SIDECARS
-        return replace(spec, kind=ContainerKind.INIT) if lost else spec

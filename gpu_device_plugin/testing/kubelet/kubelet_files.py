@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
-from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,13 +22,11 @@ if TYPE_CHECKING:
     import grpc.aio
 
 
-def wipe(device_plugin_dir: Path, checkpoint: Path, minor: int) -> None:
-    """Remove the files that a kubelet of this minor version removes at its start."""
+def wipe(device_plugin_dir: Path) -> None:
+    """Remove the files that a kubelet removes at its start: sockets."""
     for entry in device_plugin_dir.iterdir():
         with contextlib.suppress(FileNotFoundError):  # a stopping plugin removes its own sockets meanwhile
-            mode = entry.stat(follow_symlinks=False).st_mode
-            unwanted = not stat.S_ISDIR(mode) if minor in versions.WIPES_EVERY_FILE else stat.S_ISSOCK(mode)
-            if unwanted and entry != checkpoint:
+            if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
                 entry.unlink()
 
 

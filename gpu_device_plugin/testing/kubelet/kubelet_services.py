@@ -10,11 +10,10 @@ import grpc
 import grpc.aio
 
 from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
-from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import DevicePluginOptions, Empty
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import Empty
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import RegistrationServicer
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerServicer
 from gpu_device_plugin.model.pods import ContainerKind
-from gpu_device_plugin.testing.kubelet import kubelet_versions as versions
 from gpu_device_plugin.testing.kubelet.device_manager import NO_NUMA_NODE, Endpoint
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, PluginClient
 
@@ -55,7 +54,7 @@ class PluginRegistry(RegistrationServicer):
     async def Register(
         self, request: RegisterRequest, context: grpc.aio.ServicerContext[RegisterRequest, Empty]
     ) -> Empty:
-        """Register a plugin after dialing back (kubelets before 1.25 answer first and dial then)."""
+        """Register a plugin after dialing back."""
         try:
             await self.register(request)
         except (RpcStatusError, AdmissionError) as error:
@@ -67,10 +66,7 @@ class PluginRegistry(RegistrationServicer):
     async def register(self, request: RegisterRequest) -> None:
         """Register a plugin. RpcStatusError, AdmissionError: it is refused."""
         await self.before_register(request)
-        if self.manager.minor in versions.ASKS_OPTIONS:
-            await self._connect(request.resource_name, request.endpoint)
-        else:
-            self._spawn(self.connect_later(request), f"dialling {request.endpoint}")
+        await self.connect(request)
 
     async def close(self) -> None:
         """Close every connection at once, without changes to the device manager: the process is ending."""
@@ -84,29 +80,24 @@ class PluginRegistry(RegistrationServicer):
             if isinstance(result, Exception):
                 raise result
 
-    async def connect_later(self, request: RegisterRequest) -> str:
-        """Dial a plugin that has its answer already; return why that failed."""
-        try:
-            await self._connect(request.resource_name, request.endpoint, request.options)
-        except AdmissionError as error:
-            return str(error)
-        return ""
+    def client_of(self, request: RegisterRequest) -> PluginClient:
+        """Return the kubelet's end of a connection to a plugin."""
+        return PluginClient(request.resource_name, self.directory / request.endpoint)
 
-    async def _connect(self, resource: str, endpoint: str, options: DevicePluginOptions | None = None) -> None:
-        socket = self.directory / endpoint
-        authority = "localhost" if self.manager.minor in versions.DIALS_AS_LOCALHOST else str(socket)
-        client = PluginClient(resource, socket, authority)
+    async def connect(self, request: RegisterRequest) -> None:
+        """Dial a plugin, and follow its list from now on. AdmissionError: it does not answer."""
+        resource, client = request.resource_name, self.client_of(request)
         self._clients[resource] = client
         try:
             await client.dial(self.dial_timeout_s)
-            self.manager.endpoints[resource] = Endpoint(client, await client.options() if options is None else options)
+            self.manager.endpoints[resource] = Endpoint(client, await client.options())
         except BaseException:
             # By name, so the client of a working plugin is forgotten too, and the end of its stream goes unnoticed.
             self._clients.pop(resource, None)
             await client.close()
             raise
         self.connections.add(client)
-        self._spawn(self._follow(client, endpoint), f"the list of {resource} from {endpoint}")
+        self.spawn(self._follow(client, request.endpoint), f"the list of {resource} from {request.endpoint}")
 
     async def listen(self, client: PluginClient, _endpoint: str) -> None:
         """Believe the lists of a plugin, which listens at the socket `_endpoint`, until its stream ends."""
@@ -114,14 +105,17 @@ class PluginRegistry(RegistrationServicer):
 
     async def _follow(self, client: PluginClient, endpoint: str) -> None:
         await self.listen(client, endpoint)
-        current = self._clients.get(client.resource)
-        if current is client or (current is not None and self.manager.minor in versions.OLD_STREAM_ENDS_NEW_PLUGIN):
-            del self._clients[client.resource]
+        await self.stream_ended(client)
+
+    async def stream_ended(self, client: PluginClient) -> None:
+        """Disconnect the plugin that is registered now under the name of one whose stream has ended."""
+        if (current := self._clients.pop(client.resource, None)) is not None:
             self.manager.disconnected(client.resource)
             self.connections.discard(current)
             await current.close()
 
-    def _spawn(self, work: Coroutine[None, None, object], name: str) -> None:
+    def spawn(self, work: Coroutine[None, None, object], name: str) -> None:
+        """Do something while the process lasts."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -160,8 +154,8 @@ class PodResources(PodResourcesListerServicer):
     """The v1.PodResourcesLister service."""
 
     manager: DeviceManager
-    pods: Callable[..., Iterable[Pod]]
-    """Returns the pods that the kubelet's sources have delivered; with `active_only`, without ended ones."""
+    pods: Callable[[], Iterable[Pod]]
+    """Returns the pods that the kubelet's sources have delivered, without ended ones."""
     before: Callable[[], Awaitable[None]]
     """Every call waits for it; it may raise RpcStatusError."""
 
@@ -179,6 +173,6 @@ class PodResources(PodResourcesListerServicer):
     ) -> v1.ListPodResourcesResponse:
         """List the pods, and free the devices of ended pods."""
         await self.passed(context)
-        pods = tuple(self.pods(active_only=self.manager.minor not in versions.LISTS_TERMINAL_PODS))
+        pods = tuple(self.pods())
         self.manager.collect()
         return v1.ListPodResourcesResponse(pod_resources=[described(self.manager, pod) for pod in pods])

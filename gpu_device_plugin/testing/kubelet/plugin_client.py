@@ -17,7 +17,6 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     DevicePluginOptions,
     Empty,
     PreferredAllocationRequest,
-    PreStartContainerRequest,
 )
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
 
@@ -36,7 +35,6 @@ class AdmissionError(Exception):
 
 _RECEIVE_LIMIT = 4 * 1024 * 1024
 """The largest message that is read, bytes; the default of Go's gRPC, which no kubelet changes."""
-_PRE_START_TIMEOUT_S = 30
 
 
 def go_text(error: grpc.aio.AioRpcError) -> str:
@@ -49,7 +47,7 @@ def go_text(error: grpc.aio.AioRpcError) -> str:
 class PluginClient:
     """Calls a plugin over its socket. Every failed call raises AdmissionError."""
 
-    def __init__(self, resource: str, socket: Path, authority: str) -> None:
+    def __init__(self, resource: str, socket: Path, authority: str = "localhost") -> None:
         self.resource = resource
         self._channel = grpc.aio.insecure_channel(
             f"unix:{socket}",
@@ -60,8 +58,9 @@ class PluginClient:
                 ("grpc.use_local_subchannel_pool", 1),
             ],
         )
-        self._stub: DevicePluginStub[Any, Any, Any, Any, Any] = DevicePluginStub(self._channel)
-        self._lists: Any = None
+        self.stub: DevicePluginStub[Any, Any, Any, Any, Any] = DevicePluginStub(self._channel)
+        self.lists: Any = None
+        """The call of ListAndWatch, once there is one."""
 
     async def dial(self, timeout_s: float) -> None:
         """Connect, with retries until the timeout. AdmissionError: no plugin answered."""
@@ -71,15 +70,15 @@ class PluginClient:
     async def options(self) -> DevicePluginOptions:
         """Call GetDevicePluginOptions, which names the optional calls that the plugin needs."""
         try:
-            return await self._call(self._stub.GetDevicePluginOptions, Empty())
+            return await self.call(self.stub.GetDevicePluginOptions, Empty())
         except AdmissionError as error:
             raise AdmissionError(f"failed to get device plugin options: {error}") from error
 
     async def follow(self, believe: Callable[[ListAndWatchResponse], None]) -> str | None:
         """Pass every list of the plugin to `believe`; return what ended the stream, None if the kubelet closed it."""
-        self._lists = self._stub.ListAndWatch(Empty())
+        self.lists = self.stub.ListAndWatch(Empty())
         try:
-            async for answer in self._lists:
+            async for answer in self.lists:
                 believe(answer)
         except grpc.aio.AioRpcError as error:
             return go_text(error)
@@ -88,11 +87,6 @@ class PluginClient:
                 raise
             return None
         return "EOF"
-
-    def hang_up(self) -> None:
-        """End the stream from this side, as a lost connection would."""
-        if self._lists is not None:
-            self._lists.cancel()
 
     async def close(self) -> None:
         """Close the connection and all its calls."""
@@ -103,22 +97,18 @@ class PluginClient:
         request = ContainerPreferredAllocationRequest(
             available_deviceIDs=available, must_include_deviceIDs=must_include, allocation_size=size
         )
-        answer = await self._call(
-            self._stub.GetPreferredAllocation, PreferredAllocationRequest(container_requests=[request])
+        answer = await self.call(
+            self.stub.GetPreferredAllocation, PreferredAllocationRequest(container_requests=[request])
         )
         return list(answer.container_responses[0].deviceIDs) if answer.container_responses else []
 
     async def allocate(self, ids: list[str]) -> AllocateResponse:
         """Call Allocate for one container."""
         request = AllocateRequest(container_requests=[ContainerAllocateRequest(devices_ids=ids)])
-        return await self._call(self._stub.Allocate, request)
+        return await self.call(self.stub.Allocate, request)
 
-    async def pre_start(self, ids: list[str]) -> None:
-        """Call PreStartContainer, the only call with a timeout."""
-        request = PreStartContainerRequest(devices_ids=ids)
-        await self._call(self._stub.PreStartContainer, request, timeout_s=_PRE_START_TIMEOUT_S)
-
-    async def _call(self, method: Callable[..., Awaitable[T]], request: Any, timeout_s: float | None = None) -> T:
+    async def call(self, method: Callable[..., Awaitable[T]], request: Any, timeout_s: float | None = None) -> T:
+        """Call a method of the plugin."""
         try:
             return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:

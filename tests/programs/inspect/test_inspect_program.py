@@ -24,8 +24,9 @@ from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS, parse
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.programs.kubectl import reaching
-from gpu_device_plugin.testing.cluster.cluster_kinds import field_selector, label_selector
+from gpu_device_plugin.testing.cluster.cluster_kinds import field_selector
 from gpu_device_plugin.testing.cluster.cluster_store import merge, strategic_merge
+from tests.cluster_double.selectors import label_selector
 from tests.patience import stretched, until
 from tests.programs.inspect.proxied import ProxiedApi, failure, forbidden
 from tests.reports import SINCE, part, written

@@ -43,11 +43,11 @@ PASSES_CDI_DEVICES = range(29, _NEWER)
 DIALS_AS_LOCALHOST = range(26, _NEWER)
 """The :authority of calls to the plugin is localhost; in older kubelets it is the socket's path."""
 
-LISTS_TERMINAL_PODS = range(34)
-"""PodResources v1 List includes ended pods, with the devices that the device manager still keeps for them."""
-
 DESCRIBES_ONE_POD = range(34, _NEWER)
 """PodResources v1 has Get by default."""
+
+LISTS_TERMINAL_PODS = range(34)
+"""PodResources v1 List includes ended pods, with the devices that the device manager still keeps for them."""
 
 SAYS_WAS_REJECTED = range(26, _NEWER)
 """A refused pod's status message begins with "Pod was rejected: "; with "Pod " in older kubelets."""
