@@ -95,7 +95,9 @@ def claimants(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> tuple[list[
     holders: list[InstancePod] = []
     for group in _by_users(claims):
         first, ending = group[0], all(claim.deleting for claim in group)
-        uid, space, name = _uid(first), first.namespace, label(first)
+        # Claims that are not just one pod's stand for themselves.
+        uid = first.consumers[0].uid if len(first.consumers) == 1 else first.uid
+        space, name = first.namespace, label(first)
         if (usage := usage_of_claims(node, gpus, group)) != NOTHING:
             names = tuple(claim.name for claim in group)
             pods = tuple(sorted(consumer.name for consumer in first.consumers))
@@ -114,11 +116,6 @@ def _by_users(claims: Iterable[Claim]) -> Iterable[Sequence[Claim]]:
         users = tuple(sorted(consumer.uid for consumer in claim.consumers))
         groups[users or ("", claim.uid)].append(claim)
     return groups.values()
-
-
-def _uid(claim: Claim) -> str:
-    """Return the UID of the pod of a claim, or its own if it is not one pod's."""
-    return claim.consumers[0].uid if len(claim.consumers) == 1 else claim.uid
 
 
 def with_claims(view: NodeView, claims: Iterable[Claim]) -> NodeView:
