@@ -370,9 +370,9 @@ def cluster(
     """Return nodes with the pods that hold GPUs by limits, and a sentence for each object that could not be read."""
     state = FollowedCluster(resources)
     warnings: list[str] = []
-    for node in readable(raw_nodes, state.read_node, "node", warnings):
+    for node in readable(raw_nodes, state.read_node, "a node", warnings):
         state.put_node(node)
-    for each in readable(raw_pods, state.read_pod, "pod", warnings):
+    for each in readable(raw_pods, state.read_pod, "a pod", warnings):
         if each is not None:
             warnings += [f"pod {each.pod.namespace}/{each.pod.name}: {why}, and it is ignored" for why in each.problems]
             state.put_pod(each)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model import pods
     from gpu_device_plugin.model.resources import Resource
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 ABSENT = f"this cluster has none ({GROUP}/v1 comes with Kubernetes 1.34)"
@@ -104,10 +105,7 @@ class ConfigMap(Named):
 
 
 def readable(
-    raw_objects: Iterable[msgspec.Raw],
-    read: Callable[[msgspec.Raw], T],
-    kind: str = "",
-    warnings: list[str] | None = None,
+    raw_objects: Iterable[R], read: Callable[[R], T], what: str = "", warnings: list[str] | None = None
 ) -> Iterator[T]:
     """Yield objects as they are read, without those that cannot be; for each of these add a sentence to `warnings`."""
     for raw in raw_objects:
@@ -115,7 +113,7 @@ def readable(
             yield read(raw)
         except UnreadableObjectError as error:
             if warnings is not None:
-                warnings.append(f"a {kind} is left out: {error}")
+                warnings.append(f"{what} is left out: {error}")
 
 
 def decoded(raw: bytes | msgspec.Raw, kind: type[T]) -> T:
@@ -151,7 +149,7 @@ def agent_pods(raw_pods: Iterable[msgspec.Raw]) -> Iterator[AgentPod]:
 def readable_claims(raw_claims: Iterable[msgspec.Raw]) -> tuple[list[Claim], list[str]]:
     """Return claims, and a sentence for each that cannot be read."""
     warnings: list[str] = []
-    return list(readable(raw_claims, read_claim, "ResourceClaim", warnings)), warnings
+    return list(readable(raw_claims, read_claim, "a ResourceClaim", warnings)), warnings
 
 
 def unseen(why: str) -> str:

@@ -53,7 +53,7 @@ def pools(claim: Claim) -> frozenset[str]:
 
 
 def usage_of_claims(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> Usage:
-    """Return what claims take of the GPUs of a node and its shared MIG instances; the others: `instance_claimants`.
+    """Return what claims take of the GPUs of a node and its shared MIG instances; the others: `claimants`.
 
     A part of a GPU that the node does not list is unplaced, and so is all where the size of shares is not known: it
     counts as a whole GPU then, which is more than it took and never less.
@@ -85,40 +85,28 @@ def _shares(device: Device, share_mib: int | None) -> int | None:
     return -(-device.memory_mib // share_mib)
 
 
-def claimants(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> tuple[Occupant, ...]:
-    """Return the occupants of a node that have their devices through claims, by namespace and name.
+def claimants(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> tuple[list[Occupant], list[InstancePod]]:
+    """Return the occupants of a node that have their devices through claims, and those that have whole MIG instances.
 
-    Claims without devices of this node do not matter.
+    Claims without devices of this node do not matter. Occupants are in the order of their namespaces and names.
     """
-    occupants = [
-        Occupant(
-            uid=_uid(group[0]),
-            usage=usage_of_claims(node, gpus, group),
-            terminating=all(claim.deleting for claim in group),
-            namespace=group[0].namespace,
-            name=label(group[0]),
-            claims=tuple(claim.name for claim in group),
-            pods=tuple(sorted(consumer.name for consumer in group[0].consumers)),
-        )
-        for group in _by_users(claims)
-    ]
-    return tuple(sorted((pod for pod in occupants if pod.usage != NOTHING), key=lambda pod: (str(pod), pod.uid)))
-
-
-def instance_claimants(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> tuple[InstancePod, ...]:
-    """Return those who have whole MIG instances of a node through claims, as `claimants` does the others."""
     listed = {gpu.uuid: gpu.instance.resource for gpu in gpus.instances if gpu.instance is not None}
-    found = []
+    occupants: list[Occupant] = []
+    holders: list[InstancePod] = []
     for group in _by_users(claims):
-        names = [parse_device_name(device.name) for claim in group for device in taken(claim) if device.pool == node]
-        held = [uuid for uuid in names if uuid in listed]
-        if held:
+        first, ending = group[0], all(claim.deleting for claim in group)
+        # Claims that are not just one pod's stand for themselves.
+        uid = first.consumers[0].uid if len(first.consumers) == 1 else first.uid
+        space, name = first.namespace, label(first)
+        if (usage := usage_of_claims(node, gpus, group)) != NOTHING:
+            names = tuple(claim.name for claim in group)
+            pods = tuple(sorted(consumer.name for consumer in first.consumers))
+            occupants.append(Occupant(uid, usage, 0, ending, {}, space, name, names, pods))
+        devices = [parse_device_name(device.name) for claim in group for device in taken(claim) if device.pool == node]
+        if held := [uuid for uuid in devices if uuid in listed]:
             asked = Counter(listed[uuid] for uuid in held)
-            uuids, first = frozenset(held), group[0]
-            ending = all(claim.deleting for claim in group)
-            space, name = first.namespace, label(first)
-            found.append(InstancePod(_uid(first), NOTHING, 0, ending, None, space, name, asked=asked, held=uuids))
-    return tuple(found)
+            holders.append(InstancePod(uid, NOTHING, 0, ending, None, space, name, asked=asked, held=frozenset(held)))
+    return sorted(occupants, key=lambda pod: (str(pod), pod.uid)), holders
 
 
 def _by_users(claims: Iterable[Claim]) -> Iterable[Sequence[Claim]]:
@@ -130,11 +118,6 @@ def _by_users(claims: Iterable[Claim]) -> Iterable[Sequence[Claim]]:
     return groups.values()
 
 
-def _uid(claim: Claim) -> str:
-    """Return the UID of the pod of a claim, or its own if it is not one pod's."""
-    return claim.consumers[0].uid if len(claim.consumers) == 1 else claim.uid
-
-
 def with_claims(view: NodeView, claims: Iterable[Claim]) -> NodeView:
     """Return a node with those beside its pods that have its GPUs through claims.
 
@@ -143,7 +126,7 @@ def with_claims(view: NodeView, claims: Iterable[Claim]) -> NodeView:
     """
     listed = tuple(claims)
     gpus = view.candidate.gpus
-    there, instances = claimants(view.name, gpus, listed), instance_claimants(view.name, gpus, listed)
+    there, instances = claimants(view.name, gpus, listed)
     if not there and not instances:
         return view
     users = {consumer.uid for claim in listed if view.name in pools(claim) for consumer in claim.consumers}

@@ -8,6 +8,7 @@ smaller.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
@@ -220,48 +221,21 @@ class Preemptor:
 def choose_on_each(
     preemptor: Preemptor, nodes: Iterable[tuple[Candidate, Collection[Occupant], frozenset[str]]]
 ) -> Iterator[tuple[Candidate, frozenset[str]]]:
-    """Yield the nodes on which evicting helps, one after the other, with what `choose` says of each.
+    """Yield the nodes on which evicting helps, one after the other, with the uids of the pods to evict there.
 
     It ends early where that takes long, and asks for no further node then. No pod is to be evicted from a node that is
     left out; any of the others will do for a scheduler.
     """
     steps = 0
     for node, occupants, victims in nodes:
-        effort = Effort(_MOST_STEPS)
-        found = choose(preemptor, node, occupants, victims, effort)
+        effort, found = Effort(_MOST_STEPS), None
+        with suppress(TooLongError):
+            found = VictimChoice(preemptor, node, occupants, victims, effort).choose()
         if found is not None:
             yield node, found
         steps += effort.spent
         if steps >= _MOST_STEPS:
             return
-
-
-def choose(
-    preemptor: Preemptor,
-    node: Candidate,
-    occupants: Collection[Occupant],
-    victims: frozenset[str],
-    effort: Effort | None = None,
-) -> frozenset[str] | None:
-    """Return the uids of the pods to evict from `node` for a pod.
-
-    `victims` as they are, where the GPUs have room without them: kube-scheduler has found that each of them is needed.
-    Otherwise any pods of a lower priority whose eviction makes room on GPUs and gives back no less of anything else
-    than that of `victims` does, or all that the pod asks of it. Of the victims themselves those may stay of which it is
-    known what they take, if what the pod asks can be added up.
-
-    The most important victim is the least important that it can be. Then fewer are preferred, then more of
-    kube-scheduler's own, which it chose with an eye to PodDisruptionBudgets, then those with less GPU memory; that is
-    greedy (`victims`), but no pod is evicted that could stay.
-
-    `occupants` are all pods that count on the node, `victims` the uids of those that kube-scheduler would evict, which
-    makes room by the sums of the node. None: evicting does not help, there is no pod to evict, or to find out takes
-    more than the `effort`.
-    """
-    try:
-        return _Choice(preemptor, node, occupants, victims, effort or Effort(_MOST_STEPS)).choose()
-    except TooLongError:
-        return None
 
 
 def where_evicting_may_help(
@@ -296,13 +270,15 @@ def where_evicting_may_help(
 
 
 @dataclass(eq=False)
-class _Choice:
+class VictimChoice:
     """The choice of victims on one node, and the steps that it took."""
 
     _preemptor: Preemptor
     _node: Candidate
     _occupants: Collection[Occupant]
+    """All pods that count on the node."""
     _victims: frozenset[str]
+    """The uids of those that kube-scheduler would evict, which makes room by the sums of the node."""
     _effort: Effort
 
     def __post_init__(self) -> None:
@@ -357,7 +333,17 @@ class _Choice:
         return all(self._freed(evicted, name) >= amount for name, amount in self._needed.items())
 
     def choose(self) -> frozenset[str] | None:
-        """As the function `choose`. Raises TooLongError."""
+        """Return the uids of the pods to evict from the node; None: evicting does not help, or there is none to evict.
+
+        Kube-scheduler's victims as they are, where the GPUs have room without them: it has found that each of them is
+        needed. Otherwise any pods of a lower priority whose eviction makes room on GPUs and gives back no less of
+        anything else than that of the victims does, or all that the pod asks of it. Of the victims themselves those may
+        stay of which it is known what they take, if what the pod asks can be added up.
+
+        The most important one to evict is the least important that it can be. Then fewer are preferred, then more of
+        kube-scheduler's own, which it chose with an eye to PodDisruptionBudgets, then those with less GPU memory; that
+        is greedy (`VictimSearch`), but no pod is evicted that could stay. Raises TooLongError.
+        """
         why = self._unfit_without(self._proposed)
         if why is None:
             return self._victims or None

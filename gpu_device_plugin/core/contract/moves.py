@@ -106,11 +106,9 @@ def holdable(room: HeldRoom, beside: Iterable[HeldRoom]) -> bool:
     """
     if not all(0 < len(text) <= _LONGEST_NAME for text in (room.uid, room.namespace, room.owner)):
         return False
-    return sum(map(_most_characters, (room, *beside))) <= _LONGEST
-
-
-def _most_characters(room: HeldRoom) -> int:
-    return _PER_ROOM + len(json.dumps(room.uid + room.namespace + room.owner)) + _PER_GPU * len(room.shares)
+    rooms = (room, *beside)
+    texts = sum(_PER_ROOM + len(json.dumps(each.uid + each.namespace + each.owner)) for each in rooms)
+    return texts + _PER_GPU * sum(len(each.shares) for each in rooms) <= _LONGEST
 
 
 def _name(text: Any) -> str:

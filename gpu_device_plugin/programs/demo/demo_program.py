@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.client.api_client import Client
@@ -81,30 +81,28 @@ async def play(gpus: str, stage: DemoStage, scenes: Scenes | None = None, *, pag
     """
     scenes = (WITH_PAGE if page else SCENES) if scenes is None else scenes
     failed = []
-    async with ApiServer() as api, AsyncExitStack() as nodes:
+    async with ApiServer() as api, AsyncExitStack() as nodes, AsyncExitStack() as pages:
 
         async def visit(node: str, gpus: str, **settings: str) -> World:
             return await nodes.enter_async_context(world(api, node, gpus, metrics=page, **settings))
 
         made = await visit("node-1", gpus)
         stage.introduce(gpus)
-        serving: AbstractAsyncContextManager[DemoPage | None] = (
-            page_of(api, made.resources, used=made.scripted) if page else nullcontext()
-        )
-        async with serving as served:
-            if served is not None:
-                stage.point_to(served.url)
-                await served.opened()
-            story = Story(made, stage.pause, visit, served)
-            for number, (title, scene) in enumerate(scenes.items(), 1):
-                async with stage.showing(f"{number}/{len(scenes)}", story):
-                    shown = await story.play(title, scene)
-                    await stage.pause(3.0)
-                if not shown.passed:
-                    failed.append(str(number))
-            stage.conclude(failed)
-            if served is not None:
-                await stage.stay(served.url)
+        served = None
+        if page:
+            served = await pages.enter_async_context(page_of(api, made.resources, used=made.scripted))
+            stage.point_to(served.url)
+            await served.opened()
+        story = Story(made, stage.pause, visit, served)
+        for number, (title, scene) in enumerate(scenes.items(), 1):
+            async with stage.showing(f"{number}/{len(scenes)}", story):
+                shown = await story.play(title, scene)
+                await stage.pause(3.0)
+            if not shown.passed:
+                failed.append(str(number))
+        stage.conclude(failed)
+        if served is not None:
+            await stage.stay(served.url)
     return 1 if failed else 0
 
 

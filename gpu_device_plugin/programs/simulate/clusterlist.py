@@ -22,6 +22,7 @@ from gpu_device_plugin.model.gpus import MOST_GPUS
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.programs.simulate.entries import SHARE_MIB
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Inputs, Workload
+from gpu_device_plugin.view.objects import readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -111,12 +112,7 @@ class _Reader:
         """Read all nodes; pods only afterwards."""
         names = (*self._names.values(), WHOLE.name)
         reader = NodeReader(names, (READ_ON_NODES | LABELS).__contains__)
-        nodes: list[NodeRecord] = []
-        for raw in objects:
-            try:
-                nodes.append(reader.read(raw))
-            except UnreadableObjectError as error:
-                self._leave_out("an object", str(error))
+        nodes = list(readable(objects, reader.read, "an object", self.notes))
         before_us = not any(map(self._ours, nodes))
         if before_us and WHOLE not in self._resources:
             self._resources = (*self._resources, WHOLE)
@@ -152,24 +148,19 @@ class _Reader:
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
     def read_pods(self, objects: Sequence[msgspec.Raw]) -> None:
-        found: list[tuple[Pod, str]] = []
-        for raw in objects:
-            try:
-                about = _manifest(raw, "Pod")
-                if about.metadata.uid:
-                    self._seen.update(about.owners)
-                pod = self._pod(raw if about.metadata.uid else _unbound(raw, about))
-            except UnreadableObjectError as error:
-                self._leave_out("an object", str(error))
-            else:
-                found += [(pod, about.name)] if pod is not None else []
+        found = [each for each in readable(objects, self._pod, "an object", self.notes) if each is not None]
         running: list[tuple[str, PodKind]] = []
         for pod, name in sorted(found, key=lambda each: (each[0].created, each[0].uid)):
             (running if pod.node_name else self._coming).extend(self._kinds(pod, name))
         self._coming[:0] = running if self._from_empty else ()
 
-    def _pod(self, raw: msgspec.Raw | bytes) -> Pod | None:
-        """Put a pod onto its node; return it if it asks for GPUs and has not ended."""
+    def _pod(self, raw: msgspec.Raw | bytes) -> tuple[Pod, str] | None:
+        """Put a pod onto its node; return it, and its name for people, if it asks for GPUs and has not ended."""
+        about = _manifest(raw, "Pod")
+        if about.metadata.uid:
+            self._seen.update(about.owners)
+        else:
+            raw = _unbound(raw, about)
         pod, _ = self._pods.read(raw)
         if not pod.containers:
             self._fleet.put_other(self._pods.read_other(raw))
@@ -180,7 +171,7 @@ class _Reader:
                 self._held[pod.node_name] = self._held.get(pod.node_name, 0) + held
         elif not self._from_empty:
             self._fleet.put_pod(pod)
-        return None if pod.ended or pod.deleting else pod
+        return None if pod.ended or pod.deleting else (pod, about.name)
 
     def _kinds(self, pod: Pod, name: str) -> list[tuple[str, PodKind]]:
         asked = ask(pod, self._resources)
@@ -191,14 +182,8 @@ class _Reader:
         return [(name if len(kinds) == 1 else f"{name}, part {at}", kind) for at, kind in enumerate(kinds, 1)]
 
     def read_manifests(self, objects: Sequence[tuple[str, msgspec.Raw]]) -> None:
-        found: list[tuple[_Manifest, tuple[str, str, str]]] = []
-        for kind, raw in objects:
-            try:
-                about = _manifest(raw, kind)
-            except UnreadableObjectError as error:
-                self._leave_out("an object", str(error))
-            else:
-                found.append((about, (kind, about.metadata.namespace, about.metadata.name)))
+        read = readable(objects, lambda each: _manifest(each[1], each[0]), "an object", self.notes)
+        found = [(about, (about.kind, about.metadata.namespace, about.metadata.name)) for about in read]
         listed = {key for _, key in found}
         for about, key in found:
             if about.owners & listed:

@@ -93,7 +93,7 @@ def told(occupant: Occupant) -> tuple[str, str, Usage]:
 
 
 def test_a_claim_goes_by_the_name_of_its_pod_and_counts_once_however_many_pods_use_it() -> None:
-    found = claimants(
+    found, _ = claimants(
         "n1",
         TWO,
         [
@@ -126,14 +126,14 @@ def test_a_claim_goes_by_the_name_of_its_pod_and_counts_once_however_many_pods_u
 
 def test_the_claims_of_the_same_pods_are_one_occupant() -> None:
     both = claim("b", part(0, GIB), pods=("web",)), claim("a", part(0, 2 * GIB), whole(1), pods=("web",))
-    (found,) = claimants("n1", TWO, both)
+    (found,), _ = claimants("n1", TWO, both)
     assert (*told(found), found.claims) == ("uid-web", "default/web", Usage(((0, 3),), (1,)), ("a", "b"))
 
 
 def test_claims_that_are_being_deleted_are_about_to_give_their_room_back() -> None:
     going, staying = claim("a", whole(0), pods=("x",), deleting=True), claim("b", whole(1), pods=("x",))
-    assert [each.terminating for each in claimants("n1", TWO, [going])] == [True]
-    assert [each.terminating for each in claimants("n1", TWO, [going, staying])] == [False]
+    assert [each.terminating for each in claimants("n1", TWO, [going])[0]] == [True]
+    assert [each.terminating for each in claimants("n1", TWO, [going, staying])[0]] == [False]
 
 
 def view(*pods: Occupant) -> NodeView:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
-from gpu_device_plugin.core.cluster.packing import Effort
+from gpu_device_plugin.core.cluster.packing import Effort, TooLongError
 from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
-from gpu_device_plugin.core.cluster.victims import Preemptor, choose, choose_on_each, where_evicting_may_help
+from gpu_device_plugin.core.cluster.victims import Preemptor, VictimChoice, choose_on_each, where_evicting_may_help
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.placing import Demand
@@ -64,6 +64,20 @@ def node(
 
 def on(position: int, shares: int, uid: str, priority: int = 0) -> Occupant:
     return Occupant(uid, Usage(((position, shares),)), priority)
+
+
+def choose(
+    preemptor: Preemptor,
+    there: Candidate,
+    pods: Collection[Occupant],
+    victims: frozenset[str],
+    effort: Effort | None = None,
+) -> frozenset[str] | None:
+    """Return whom to evict from a node; None: evicting does not help, or to find out takes too long."""
+    try:
+        return VictimChoice(preemptor, there, pods, victims, effort or Effort(3000)).choose()
+    except TooLongError:
+        return None
 
 
 BOTH = Ask((Part(Demand(Kind.COUNT, 1)), Part(Demand(Kind.MEMORY, 2))))
