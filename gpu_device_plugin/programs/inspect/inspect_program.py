@@ -14,13 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError
-from gpu_device_plugin.cluster.objects.decoding import (
-    NODES,
-    NOT_ENDED,
-    PODS,
-    ObjectKind,
-    UnreadableObjectError,
-)
+from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS, ObjectKind, UnreadableObjectError
 from gpu_device_plugin.core.report.finding import examine, exit_code, report
 from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS, examine_partly
 from gpu_device_plugin.core.report.tables.terminal_tables import Picture
