@@ -58,17 +58,14 @@ class AgentReader:
         async with self._listing:
             if time.monotonic() - self._listed_s >= self._pods_s:
                 self._listed_s = time.monotonic() - self._pods_s + _AGAIN_S
-                self.known = await self._listed()
+                found: list[AgentPod] = []
+                async for page in self._client.pages(PODS, namespace=self._namespace, labels=AGENT_LABELS, since="0"):
+                    found += agent_pods(page.items or ())
+                    if len(found) > _MOST_PODS:
+                        break
+                self.known = agents(found, self._namespace)
                 self._listed_s = time.monotonic()
         return self.known
-
-    async def _listed(self) -> Agents:
-        found: list[AgentPod] = []
-        async for page in self._client.pages(PODS, namespace=self._namespace, labels=AGENT_LABELS, since="0"):
-            found += agent_pods(page.items or ())
-            if len(found) > _MOST_PODS:
-                break
-        return agents(found, self._namespace)
 
     async def ask(
         self, node: str, path: str, *, most: int = LARGEST_HISTORY, timeout_s: float = _ANSWER_S, by: str = "command"

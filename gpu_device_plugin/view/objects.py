@@ -82,7 +82,6 @@ class PodSpec(ApiObject):
 
     node_name: str = ""
     scheduler_name: str = "default-scheduler"
-    runtime_class_name: str = ""
     containers: list[Container] = msgspec.field(default_factory=list)
     init_containers: list[Container] | None = None
 

@@ -107,6 +107,7 @@ async def symptoms_in(
     every = [(decoded(raw, _Pod), raw) for raw in raw_pods]
     pods = [pod for pod, _ in every]
     parts = {pod.name: pod.part for pod in pods if pod.part}
+    extending = [pod for pod in pods if pod.part and pod.part[0] in {_SCHEDULER, _EXTENDER}]
     places = sorted({name.partition("/")[0] for name in parts}) or ["gpushare"]
     sharing = {node.name for node in nodes if node.shares_gpus}
     groups = {group_of(node.labels) for node in nodes if node.shares_gpus} - {""}
@@ -121,13 +122,7 @@ async def symptoms_in(
             if SWITCH_LABEL in node.labels or node.annotated or node.capacity or group_of(node.labels) in groups
         ),
         agents=tuple(_seen(pod) for pod in pods if pod.part and pod.part[0] == _AGENT),
-        extenders=tuple(
-            [
-                _seen(pod, await _filter_calls(access, pod))
-                for pod in pods
-                if pod.part and pod.part[0] in {_SCHEDULER, _EXTENDER}
-            ]
-        ),
+        extenders=tuple([_seen(pod, await _filter_calls(access, pod)) for pod in extending]),
         own_scheduler=(_SCHEDULER, False) in parts.values(),
         daemonset=await _known(access.every(_DAEMON_SETS, _Object, labels=AGENT_LABELS), _runtime_class),
         runtime_classes=await _known(access.every(_RUNTIME_CLASSES, Named), _names),

@@ -14,13 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError
-from gpu_device_plugin.cluster.objects.decoding import (
-    NODES,
-    NOT_ENDED,
-    PODS,
-    ObjectKind,
-    UnreadableObjectError,
-)
+from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS, ObjectKind, UnreadableObjectError
 from gpu_device_plugin.core.report.finding import examine, exit_code, report
 from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS, examine_partly
 from gpu_device_plugin.core.report.tables.terminal_tables import Picture
@@ -32,7 +26,7 @@ from gpu_device_plugin.programs.inspect.arguments import INTERVAL_S, MOST_EXPLAI
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.node_changes import cordon, uncordon, uninstall
 from gpu_device_plugin.programs.inspect.node_history import agents_of, history, incidents
-from gpu_device_plugin.programs.inspect.overview import COUNTING, add_claims, cluster_of, overview, raw_claims
+from gpu_device_plugin.programs.inspect.overview import COUNTING, add_claims, claims_in, cluster_of, overview
 from gpu_device_plugin.programs.inspect.plan import plan_moves
 from gpu_device_plugin.programs.inspect.top_screen import top
 from gpu_device_plugin.programs.inspect.workload_changes import named_pod, resize, wake
@@ -41,7 +35,7 @@ from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.view.agent_reader import AgentUnreadableError
 from gpu_device_plugin.view.following import cluster
 from gpu_device_plugin.view.learned_mix import lesson_of, price_lines
-from gpu_device_plugin.view.objects import escaped, gpu_pods, readable_claims
+from gpu_device_plugin.view.objects import escaped, gpu_pods
 from gpu_device_plugin.view.poddetails import events
 from gpu_device_plugin.view.why_pod import events_of, explained, histories_of, on_gpus
 
@@ -167,9 +161,8 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
         found = await cluster_of(raw_nodes, raw_pods, resources, access)
     claims: Sequence[Claim] | None = found.claims_of() if found is not None else ()
     if status.claims and not claims:
-        raw, why = await raw_claims(access, namespace)
-        missing += [why] if why else []
-        claims = None if why else readable_claims(raw)[0]
+        claims, why = await claims_in(access, namespace)
+        missing += why if claims is None else []
 
     async def read_histories() -> Sequence[NodeHistory]:
         agents = await agents_of(access, arguments.agents_namespace)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.node_report import NodeView
     from gpu_device_plugin.core.report.tables.terminal_tables import PodRow
     from gpu_device_plugin.core.report.text.columns import Line
+    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.kubectl import Access
     from gpu_device_plugin.view.following import FollowedCluster
@@ -120,24 +121,21 @@ async def cluster_of(
     return found
 
 
-async def raw_claims(access: Access, namespace: str = "") -> tuple[list[msgspec.Raw], str]:
-    """Return all claims as JSON, or those of one namespace; and why they cannot be read, empty if they were."""
+async def claims_in(access: Access, namespace: str = "") -> tuple[list[Claim] | None, list[str]]:
+    """Return the claims of a namespace, or all, and a sentence for each unreadable one; None, and why: none is read."""
     try:
-        return await access.items(CLAIMS, namespace=namespace), ""
-    except NotFoundError:
-        return [], ABSENT
+        return readable_claims(await access.items(CLAIMS, namespace=namespace))
     except ApiError as error:
-        return [], str(unread(error))
+        return None, [ABSENT if isinstance(error, NotFoundError) else str(unread(error))]
 
 
 async def add_claims(cluster: FollowedCluster, access: Access, namespace: str = "") -> list[str]:
     """Add the claims of a namespace, or of all, if a node serves claims; return a sentence for each unreadable one."""
     if not cluster.serves_claims:
         return []
-    raw, why = await raw_claims(access, namespace)
-    claims, warnings = readable_claims(raw)
-    cluster.claims.replace(claims)
-    return [unseen(why)] if why else warnings
+    claims, warnings = await claims_in(access, namespace)
+    cluster.claims.replace(claims or [])
+    return [unseen(warnings[0])] if claims is None else warnings
 
 
 async def _pods_of(namespace: str, access: Access, resources: Sequence[Resource]) -> Output:
@@ -148,9 +146,9 @@ async def _pods_of(namespace: str, access: Access, resources: Sequence[Resource]
     except ApiError as error:
         shown = f"only the pods of {namespace} are shown, without use and free GPUs"
         say(sys.stderr, f"warning: {unread(error)}: {shown} ({_VIEWER})")
-        claims, _ = readable_claims((await raw_claims(access, namespace))[0])
+        claims, _ = await claims_in(access, namespace)
         waiting = rows_waiting(cluster((), raw_pods, resources)[0].waiting_pods, resources)
-        rows = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims), *waiting]
+        rows = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims or ()), *waiting]
         return _table_of(rows, namespace), OK
     found = await cluster_of(raw_nodes, raw_pods, resources, access, namespace)
     waiting = rows_waiting(found.waiting_pods, resources, found.claims_of())

@@ -95,17 +95,14 @@ async def arranged(
     """
     raw_nodes, raw_pods = await access.every_node_and_pod("a plan needs all of them")
     views = [as_if(view) for view in (await cluster_of(raw_nodes, raw_pods, resources, access)).views]
-    reader = ArrangementReader(await _budgets(access), resources)
-    reader.read_pods(raw_pods)
-    return views, reader.arrangement(views, now_s=time.time())
-
-
-async def _budgets(access: Access) -> Sequence[msgspec.Raw]:
+    budgets: Sequence[msgspec.Raw] = ()
     try:
-        return await access.items(BUDGETS)
+        budgets = await access.items(BUDGETS)
     except ApiError as error:
         say(sys.stderr, f"warning: {unread(error)}: the API server may refuse evictions that the plan counts on")
-        return ()
+    reader = ArrangementReader(budgets, resources)
+    reader.read_pods(raw_pods)
+    return views, reader.arrangement(views, now_s=time.time())
 
 
 def _wanted(arguments: argparse.Namespace, access: Access, found: Arrangement) -> Sequence[Resident]:

@@ -131,7 +131,7 @@ async def a_plan_through_the_proxy(command: Command) -> None:
         plan = await answer.json()
     assert (answer.status, plan["verdict"], plan["notes"]) == (
         200,
-        "No moves of pods make room for default/waiting.",
+        "No moves were found that make room for default/waiting.",
         [],
     )
 
@@ -144,7 +144,11 @@ async def tokens_of_the_cluster(page: Page) -> None:
     assert (await page.get("api/v1/pods/default/waiting", **admin))[0] == 200
     assert (await page.get("api/v1/pods/default/waiting", **stranger))[0] == 403
     status, plan = await page.get("api/v1/plans/default/waiting", **admin)
-    assert (status, plan["verdict"], plan["notes"]) == (200, "No moves of pods make room for default/waiting.", [])
+    assert (status, plan["verdict"], plan["notes"]) == (
+        200,
+        "No moves were found that make room for default/waiting.",
+        [],
+    )
     assert (await page.get("api/v1/plans/default/waiting", **stranger))[0] == 403
     async with page.live(**stranger) as stream:
         shown = await stream.until(lambda known: "waiting" in known)

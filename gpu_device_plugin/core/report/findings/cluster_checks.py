@@ -15,8 +15,7 @@ from gpu_device_plugin.model.memory import format_mib
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms
-    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
+    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms, NodeSeen
     from gpu_device_plugin.model.pods import Pod
 
 
@@ -138,11 +137,11 @@ def capacity(cluster: ClusterSymptoms, *, counted: bool | None = None) -> Iterat
     findings: list[Finding] = []
     for node in checked:
         if node.name in gpushare - ready:
-            findings += gpushare_count(node.name, node.capacity, node.allocatable, memory, count)
+            findings += _gpushare_count(node, memory, count)
         elif node.gpus.all:
-            findings += mismatches(node.name, node.gpus, node.capacity, memory, count, counted_on=by_number)
+            findings += _mismatches(node, memory, count, counted_on=by_number)
         if counted is False and not findings:
-            findings += unoffered(node.name, node.capacity, count)
+            findings += _unoffered(node, count)
     yield from findings
     if checked and not findings:
         yield ok("capacity", "matches the GPUs on {nodes:node}", nodes=len(checked))
@@ -279,14 +278,13 @@ def set_count(node: str, count: str, number: int | str | None) -> str:
     return f"kubectl patch node {node} --subresource=status --type=merge -p '{patch}'"
 
 
-def mismatches(
-    node: str, gpus: NodeGpus, capacity: Mapping[str, int], memory: str, count: str, *, counted_on: bool
-) -> Iterator[Finding]:
+def _mismatches(node: NodeSeen, memory: str, count: str, *, counted_on: bool) -> Iterator[Finding]:
     """Yield the amounts that do not match the GPUs of a node on which an agent is ready.
 
     `memory` and `count` name the resources of shares and of GPUs. 0 GPUs are wrong only if pods or schedulers use that
     number (`counted_on`).
     """
+    gpus, capacity = node.gpus, node.capacity
     shares, number = sum(gpu.shares for gpu in gpus.gpus), sum(gpu.instance is None for gpu in gpus.gpus)
     # The kubelet keeps the devices of instances that were shared before, and are not now.
     before = sum(gpu.shares for gpu in (*gpus.instances, *gpus.gone))
@@ -299,43 +297,41 @@ def mismatches(
     if reported != number and (reported or counted_on):
         wrong.append((count, reported, number))
     for resource, kubelet, agent in wrong:
-        command, advice = (set_count(node, count, number), _WHERE_OFFERED) if resource == count else ("", _SOON)
+        command, advice = (set_count(node.name, count, number), _WHERE_OFFERED) if resource == count else ("", _SOON)
         text = "{node} has {kubelet} {resource} by its kubelet, but {agent} by its agent"
-        yield warning("capacity-differs", text, advice, node=node, resource=resource, kubelet=kubelet, agent=agent,
+        yield warning("capacity-differs", text, advice, node=node.name, resource=resource, kubelet=kubelet, agent=agent,
                       command=command)  # fmt: skip
 
 
-def unoffered(node: str, capacity: Mapping[str, int], count: str) -> Iterator[Finding]:
+def _unoffered(node: NodeSeen, count: str) -> Iterator[Finding]:
     """Yield a note if a node has a number of GPUs, though its agent offers no whole ones."""
-    if capacity.get(count):
+    if kubelet := node.capacity.get(count):
         yield note(
             "count-not-offered",
             "{node} has {kubelet} {resource}, and its agent offers none: pods that ask for it get no GPU here",
             "gpushare's own extender needs the number (docs/operations.md); where that does not run, remove it, "
             f"{_LATER}: {{command}}",
-            node=node,
+            node=node.name,
             resource=count,
-            kubelet=capacity[count],
-            command=set_count(node, count, None),
+            kubelet=kubelet,
+            command=set_count(node.name, count, None),
         )
 
 
-def gpushare_count(
-    node: str, capacity: Mapping[str, int], allocatable: Mapping[str, int], memory: str, count: str
-) -> Iterator[Finding]:
+def _gpushare_count(node: NodeSeen, memory: str, count: str) -> Iterator[Finding]:
     """Check the number of GPUs on a node of gpushare's own device plugin; `count` is gpushare's name for it."""
     again = "{command} with N for its number of GPUs, or restart gpushare's plugin there"
-    command = set_count(node, count, "N")
-    if capacity.get(memory) and not capacity.get(count):
+    command, kubelet = set_count(node.name, count, "N"), node.capacity.get(count)
+    if node.capacity.get(memory) and not kubelet:
         text = "{node} has no {resource}, without which gpushare's extender finds room on none of its GPUs"
-        yield warning("no-count", text, again, node=node, resource=count, command=command)
-    elif capacity.get(count) and allocatable.get(count) == 0:
+        yield warning("no-count", text, again, node=node.name, resource=count, command=command)
+    elif kubelet and node.allocatable.get(count) == 0:
         yield warning(
             "count-remembered",
             f"{{node}} has {{kubelet}} {{resource}} only because its kubelet remembers an agent: {_REMEMBERED}",
             f"wait until it is 0, and then {again}",
-            node=node,
+            node=node.name,
             resource=count,
-            kubelet=capacity[count],
+            kubelet=kubelet,
             command=command,
         )

@@ -17,12 +17,7 @@ from gpu_device_plugin.features.limits.rules.enforcement import REFUSE, Lacks, e
 from gpu_device_plugin.features.mps.contract import MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import lack
 from gpu_device_plugin.features.use.contract import asked_s, exceeds, not_held, trespasses
-from gpu_device_plugin.model.contract.keys import (
-    CONFIG_LABEL,
-    DEFAULT_PROFILE,
-    RESIZE_BOUND,
-    SET_LIMITS_LABEL,
-)
+from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, RESIZE_BOUND, SET_LIMITS_LABEL
 from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.model.limits import AUTO, Enforcement, LimitStatus, summary
 from gpu_device_plugin.model.mig import MigMode

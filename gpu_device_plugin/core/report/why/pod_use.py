@@ -11,12 +11,7 @@ from gpu_device_plugin.core.cluster.usage import growable
 from gpu_device_plugin.core.report.finding import Finding, grouped, note
 from gpu_device_plugin.core.report.text.printing import counted, first, listed
 from gpu_device_plugin.core.report.text.use_texts import age, container, does_not_hold, mib, uses
-from gpu_device_plugin.features.elastic.contract import (
-    IN_CONTAINER,
-    MemoryRequests,
-    PodGuarantees,
-    read_wish,
-)
+from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, MemoryRequests, PodGuarantees, read_wish
 from gpu_device_plugin.features.use.contract import asked_s, exceeds, not_held, trespasses
 from gpu_device_plugin.model.contract.keys import (
     ELASTIC,
