@@ -168,14 +168,10 @@ Program = Callable[[argparse.Namespace], int]
 PROGRAMS: Mapping[str, Program] = MappingProxyType(
     {
         "node": _node,
-        "extender": _service,
-        "mps": _service,
-        "limits": _service,
-        "web": _service,
+        **dict.fromkeys(("extender", "mps", "limits", "web"), _service),
         "inspect": _inspect,
         "doctor": _doctor,
-        "simulate": _tool,
-        "cost": _tool,
+        **dict.fromkeys(("simulate", "cost"), _tool),
         "demo": _demo,
     }
 )
