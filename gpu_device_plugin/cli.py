@@ -74,7 +74,7 @@ def _node(arguments: argparse.Namespace) -> int:
         low_memory_imports.without_tls()
     from gpu_device_plugin.programs.agent import node_program as program  # noqa: PLC0415 - half a second that --help need not take
 
-    return program.main(sources, texts, settings, NODE_FEATURES)
+    return program.NodeProgram(sources, texts, settings, NODE_FEATURES).main()
 
 
 def _service(arguments: argparse.Namespace) -> int:
