@@ -40,7 +40,8 @@ def main(proc: Path, argv: Sequence[str]) -> int:
         from gpu_device_plugin.node.agent import NodeAgent  # noqa: PLC0415 - as the command does
         from gpu_device_plugin.programs.agent import node_program as program  # noqa: PLC0415 - as the command does
 
-        return program.main(sources, texts, settings, NODE_FEATURES, agent=partial(NodeAgent, proc=proc))
+        agent = partial(NodeAgent, proc=proc)
+        return program.NodeProgram(sources, texts, settings, NODE_FEATURES, agent=agent).main()
 
     return cli.main(argv, {**cli.PROGRAMS, "node": node})
 

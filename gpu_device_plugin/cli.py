@@ -74,7 +74,7 @@ def _node(arguments: argparse.Namespace) -> int:
         low_memory_imports.without_tls()
     from gpu_device_plugin.programs.agent import node_program as program  # noqa: PLC0415 - half a second that --help need not take
 
-    return program.main(sources, texts, settings, NODE_FEATURES)
+    return program.NodeProgram(sources, texts, settings, NODE_FEATURES).main()
 
 
 def _service(arguments: argparse.Namespace) -> int:
@@ -168,14 +168,10 @@ Program = Callable[[argparse.Namespace], int]
 PROGRAMS: Mapping[str, Program] = MappingProxyType(
     {
         "node": _node,
-        "extender": _service,
-        "mps": _service,
-        "limits": _service,
-        "web": _service,
+        **dict.fromkeys(("extender", "mps", "limits", "web"), _service),
         "inspect": _inspect,
         "doctor": _doctor,
-        "simulate": _tool,
-        "cost": _tool,
+        **dict.fromkeys(("simulate", "cost"), _tool),
         "demo": _demo,
     }
 )

@@ -25,14 +25,6 @@ PROFILE = "profile"
 """The name of the node's settings profile; empty for none."""
 SHARE_SIZE = "share-size"
 """The size of one share of the node's GPUs, in MiB."""
-ENDED_PODS = "ended-pods"
-"""UIDs, separated by spaces, of ended pods whose devices the kubelet's checkpoint still shows."""
-
-SERVING_MODE = "serve"
-"""The way in which pods got the node's GPUs, a `node.rules.serving_mode.ServingMode`."""
-
-LAST_CORDONS = "cordons"
-"""The cordons of the node's GPUs as last read, in the form of the annotation; empty for none."""
 
 _LONGEST = 1000
 """Bytes; the value of a label has at most 63."""

@@ -22,7 +22,7 @@ from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
 from gpu_device_plugin.kubelet.rounds import RegistrationEvent
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
-from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SERVING_MODE, SHARE_SIZE, StateFile
+from gpu_device_plugin.kubelet.statefile import SHARE_SIZE, StateFile
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import SHARES
@@ -118,7 +118,7 @@ class NodeAgent:
             registration=self.registration,
             reconciler=self.reconciler,
             other_plugins=self.other_plugins,
-            last_mode=StateFile(settings.device_plugin_dir, SERVING_MODE),
+            last_mode=StateFile(settings.device_plugin_dir, "serve"),
         )
         # The features, and what they and the rest share.
         self.entries: Observable[tuple[Allocation, ...]] = Observable(())
@@ -157,8 +157,8 @@ class NodeAgent:
         # What stays on the node for the next agent, and what people ask of this one.
         self._lock = NodeLock(settings.device_plugin_dir)
         self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
-        # Without it the share size stays what it was, so a power cut does no harm.
-        self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS, lasting=False)
+        # UIDs of pods that the checkpoint still shows. Without it the share size stays, so a power cut does no harm.
+        self._ended_pods = StateFile(settings.device_plugin_dir, "ended-pods", lasting=False)
         self._paused = Observable(value=False)
 
     def __repr__(self) -> str:

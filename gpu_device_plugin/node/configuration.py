@@ -11,7 +11,7 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import MonitorTimings
-from gpu_device_plugin.kubelet.statefile import LAST_CORDONS, StateFile
+from gpu_device_plugin.kubelet.statefile import StateFile
 from gpu_device_plugin.model.contract.cordons import LONGEST_CORDONS, cordons_of, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
 from gpu_device_plugin.model.gpus import NO_LINKS
@@ -67,7 +67,7 @@ class Configuration:
         self._view = HardwareView()
         """The view of the hardware that was taken over last."""
         self._saved_cordons = StateFile(
-            self._settings.value.device_plugin_dir, LAST_CORDONS, longest=LONGEST_CORDONS * _MOST_BYTES
+            self._settings.value.device_plugin_dir, "cordons", longest=LONGEST_CORDONS * _MOST_BYTES
         )
         self._cordons_read: Observable[str | None] = Observable(None)
         """What our node said last, for the next agent; None: nothing that the file does not have."""

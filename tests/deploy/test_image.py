@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from bench.node_agent import IMAGE
+from gpu_device_plugin import cli
 from tests.deploy.locks import PYTHONS, project, read, wanted, written
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +81,9 @@ def test_what_cannot_be_imported_is_noticed_when_the_image_is_built() -> None:
         source,
         re.MULTILINE,
     )
-    programs = {f"{package}.{name}" for package, name in lazily}
+    programs = {f"{package}.{name}" for package, name in lazily} | {path for _, path, *_ in cli._services().values()}
+    tools = (name for name, run in cli.PROGRAMS.items() if run is cli._tool)
+    programs |= {f"gpu_device_plugin.programs.{name}.{name}_program" for name in tools}
     assert imports[-1].removeprefix("import ").split(", ") == sorted(programs)
     assert len(programs) > 5
 

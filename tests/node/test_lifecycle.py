@@ -31,7 +31,7 @@ from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS, MEMORY_GUARANTEE, RESIZE_BOUND
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.model.shares import SHARES
-from gpu_device_plugin.programs.agent.node_program import RESTART_AFTER, main
+from gpu_device_plugin.programs.agent.node_program import RESTART_AFTER, NodeProgram
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.sources import Sources
 from tests.features.mps.mps_supervisor import Supervisor
@@ -568,7 +568,7 @@ def test_an_agent_without_gpus_obeys_signals_like_any_other(tmp_path: Path, capl
     sources = Sources(NODE_SETTINGS, flags=flags, environ={})
     sender.start()
     with caplog.at_level("INFO"):
-        assert main(sources, sources.texts(), sources.read(), NODE_FEATURES) == 0
+        assert NodeProgram(sources, sources.texts(), sources.read(), NODE_FEATURES).main() == 0
     sender.join()
     assert list(dict.fromkeys(message for message in caplog.messages if message in said)) == said
 

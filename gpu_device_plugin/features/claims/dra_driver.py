@@ -42,8 +42,7 @@ class DraDriver:
     def __init__(self, node: NodeContext, changed: Callable[[], None]) -> None:
         """Prepare for `node`, which has the API; `changed` is called when `holders` may have changed."""
         self._settings, self._state, self.cluster = node.settings.value, node.state, node.reached_cluster
-        self._metrics, self._features, self._config = node.metrics, node.features, node.config
-        self._settings_now = node.settings
+        self._metrics, self._features = node.metrics, node.features
         self._limit_states = node.limit_states
         self._reconciler, self._other_plugins = node.plugin.reconciler, node.other_plugins
         self._changed = changed
@@ -220,8 +219,6 @@ class DraDriver:
     async def follow(self) -> NoReturn:
         """Keep `entries` in step with claims and pods, in whichever mode the node serves. Ends only by cancellation."""
         await together(
-            self._config.follow(self.offer.update),
-            self._settings_now.follow(self.offer.update),
             self._limit_states.follow(self._show),
             self.claims.prepared.follow(self._holders_changed, settle_s=_SETTLE_S),
             self.cluster.followed.changes.follow(self._holders_changed, settle_s=_SETTLE_S),

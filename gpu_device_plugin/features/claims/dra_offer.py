@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_device_plugin.aio.observable import Observable
@@ -54,9 +53,7 @@ class DeviceOffer(Store[Present]):
         """Why each device is out of service, by its name; empty: it is healthy."""
         self.again_s = 600.0
         """Seconds until an API server that did not know our fields is tried again."""
-        self._facts = SliceInputs(())
         self._held_formerly: frozenset[str] = frozenset()
-        self._policy = "binpack"
         self._order = Order()
         self._offering = False
         self._dropped: tuple[str, ...] = ()
@@ -83,20 +80,6 @@ class DeviceOffer(Store[Present]):
             what="ResourceSlices of this node",
             timing=_TIMING,
         )
-
-    def update(self, _changed: object = None) -> None:
-        """Take over what the devices say beside the GPUs and their health."""
-        config, settings = self._config.value, self._settings.value
-        facts = SliceInputs(
-            order=(),  # ours to choose
-            driver_version=config.facts.inventory.driver_version,
-            enforcements={uuid: gpu.enforcement for uuid, gpu in config.means.gpus.items()},
-            evict=isinstance(settings, GpuFailureSettings) and settings.on_gpu_failure == "evict",
-            kinds=self._kinds,
-        )
-        if (config.policy, facts) != (self._policy, self._facts):
-            self._policy, self._facts = config.policy, facts
-            self._look.set()
 
     def hold_formerly(self, uuids: frozenset[str]) -> None:
         """Take note of the GPUs and instances that claims hold by devices which are offered no more."""
@@ -130,17 +113,26 @@ class DeviceOffer(Store[Present]):
 
     async def run(self) -> NoReturn:
         """Keep the offer in step with the node until cancelled."""
+        followed: tuple[Observable[Any], ...] = self._state.nodes, self._config, self._settings
         while True:
-            version = self._state.nodes.version
+            versions = [each.version for each in followed]
             self._look.clear()
             pause_s = self._decide(time.monotonic())
-            await any_of(pause_s, self._state.nodes.after(version), self._look.wait())
+            news = (each.after(version) for each, version in zip(followed, versions, strict=True))
+            await any_of(pause_s, *news, self._look.wait())
 
     def _decide(self, now: float) -> float | None:
         """Decide what the slices offer now; return the seconds until that has to be looked at again."""
-        node = self._state.node
-        self._order = reordered(self._order, node, self._policy, now)
-        facts = replace(self._facts, order=self._order.uuids, held_formerly=self._held_formerly)
+        node, config, settings = self._state.node, self._config.value, self._settings.value
+        self._order = reordered(self._order, node, config.policy, now)
+        facts = SliceInputs(
+            self._order.uuids,
+            config.facts.inventory.driver_version,
+            {uuid: gpu.enforcement for uuid, gpu in config.means.gpus.items()},
+            isinstance(settings, GpuFailureSettings) and settings.on_gpu_failure == "evict",
+            self._kinds,
+            self._held_formerly,
+        )
         if self._dropped and now - self._dropped_at >= self.again_s:
             self._dropped = ()
         # All that they are made of. Most changes of the node are claims that come and go, and change none of it.

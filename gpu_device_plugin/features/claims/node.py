@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import wait_within
+from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.features.claims.dra_driver import DraDriver
 from gpu_device_plugin.node.extension import NodeFeature
 from gpu_device_plugin.node.rules.serving_mode import Serving, ServingMode
@@ -27,8 +28,6 @@ _PART_S = 5.0
 """How long a kubelet has for the last registration, in seconds."""
 _GPUS_S = 10.0
 """How long the kubelet of a node with claims waits for our GPUs, in seconds."""
-_NAMED = 3
-"""The number of holders that a sentence names."""
 
 
 class Claims(NodeFeature):
@@ -194,10 +193,9 @@ def choose_mode(
     if before is wanted or not holders[before]:
         return Serving(wanted)
     names = sorted(holders[before])
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     hold = "hold" if len(names) > 1 else "holds"
     return Serving(
         before,
-        f"this node waits to serve by {wanted} instead of {before}: {', '.join(names[:_NAMED])}{more} still {hold} "
+        f"this node waits to serve by {wanted} instead of {before}: {first(names, 3)} still {hold} "
         f"GPUs of it, and new pods get none until {'they have' if len(names) > 1 else 'it has'} ended",
     )

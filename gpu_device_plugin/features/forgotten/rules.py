@@ -10,15 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.model.allocations import AllocationSource
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from gpu_device_plugin.model.allocations import Allocation
-
-_NAMED = 3
-"""The number of pods that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +84,8 @@ def lost_sentence(lost: Collection[Allocation], names: Mapping[str, str]) -> str
     `names` are those of pods by UID, as far as known.
     """
     holders = sorted({names.get(each.pod_uid, f"the pod with UID {each.pod_uid}") for each in lost})
-    more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
     return (
-        f"the kubelet has lost its record of {len(ids_of(lost))} devices of {', '.join(holders[:_NAMED])}{more}: "
+        f"the kubelet has lost its record of {len(ids_of(lost))} devices of {first(holders, 3)}: "
         "before it started its checkpoint was deleted or damaged, or those pods were deleted by force; the devices "
         "stay in use until the pods end. Delete the pods, one after another, to have them start again with devices "
         "that the kubelet knows"

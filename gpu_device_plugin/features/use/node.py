@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.telemetry import GpuReading
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
 
@@ -88,9 +87,6 @@ class Use(NodeFeature):
             self.interval_s = seconds
             self.read_now()
 
-    def _settings_changed(self, settings: NodeSettings) -> None:
-        self.every(settings.of(UseSettings).usage_interval_s)
-
     def hurry(self, seconds: float | None) -> None:
         """Read at once, and then at least so often; None: as often as the interval says."""
         if seconds != self._hurry_s:
@@ -109,7 +105,8 @@ class Use(NodeFeature):
         return container_gpus(*known, limits=self.limits(node.shares))
 
     def tasks(self) -> Tasks:  # noqa: D102
-        return [self.run(), self._node.settings.follow(self._settings_changed)]
+        of_settings = self._node.settings.follow(lambda now: self.every(now.of(UseSettings).usage_interval_s))
+        return [self.run(), of_settings]
 
     async def run(self) -> NoReturn:
         """Read until cancelled. No failure of a reading ends it."""

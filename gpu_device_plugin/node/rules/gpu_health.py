@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
+from gpu_device_plugin.core.report.text.printing import shortened
 from gpu_device_plugin.node.rules.xids import UNKNOWN, XIDS, Verdict
 
 if TYPE_CHECKING:
@@ -375,6 +376,4 @@ def gpu_condition(gpus: Iterable[tuple[int, GpuHealth]], *, watched: bool, sente
 
 
 def _of(status: str, reason: str, message: str) -> NodeCondition:
-    return NodeCondition(
-        status, reason, message if len(message) <= MOST_MESSAGE else f"{message[: MOST_MESSAGE - 3]}..."
-    )
+    return NodeCondition(status, reason, shortened(message, MOST_MESSAGE))

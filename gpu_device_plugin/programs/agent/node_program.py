@@ -35,35 +35,6 @@ RESTART_AFTER = (HardwareContextLost, DirectoryGoneError, DirectoryError, ListFu
 """Errors that only a new container can resolve; the kubelet starts one."""
 
 
-def main(
-    sources: Sources[NodeSettings],
-    texts: Texts,
-    settings: NodeSettings,
-    features: Iterable[FeatureSpec],
-    *,
-    agent: Callable[..., NodeAgent] = NodeAgent,
-) -> int:
-    """Run the agent until SIGTERM or SIGINT; return its exit code.
-
-    `texts` is the content of the files among the `sources`; `settings` are those without a profile; `features` are
-    those that the agent has.
-
-    Raises:
-        UsageError: the directory, the share size, the address of the probes or the description of fake GPUs cannot be
-            used.
-    """
-    program = NodeProgram(sources, texts, settings, features, agent=agent)
-    life = until_stopped(
-        program.run(),
-        "node agent",
-        {signal.SIGHUP: program.reread_settings, signal.SIGUSR1: program.toggle_pause},
-        announce_shutdown=program.announce_shutdown,
-        cleanup=program.cleanup,
-        restart_after=RESTART_AFTER,
-    )
-    return asyncio.run(life)
-
-
 class NodeProgram:
     """An agent and its settings: the choice of a profile before it starts, and reloads while it runs."""
 
@@ -76,7 +47,10 @@ class NodeProgram:
         *,
         agent: Callable[..., NodeAgent] = NodeAgent,
     ) -> None:
-        """Prepare with the arguments of `main`; `agent` makes the agent. Nothing is opened before `run`.
+        """Prepare; nothing is opened before `run`.
+
+        `texts` is the content of the files among the `sources`; `settings` are those without a profile; `features` are
+        those that the agent has, which `agent` makes.
 
         Raises:
             UsageError: a setting cannot be used.
@@ -103,6 +77,23 @@ class NodeProgram:
 
     def __repr__(self) -> str:
         return f"<NodeProgram {self.agent or self.choice!r}>"
+
+    def main(self) -> int:
+        """Run the agent until SIGTERM or SIGINT; return its exit code.
+
+        Raises:
+            UsageError: the directory, the share size, the address of the probes or the description of fake GPUs cannot
+                be used.
+        """
+        life = until_stopped(
+            self.run(),
+            "node agent",
+            {signal.SIGHUP: self.reread_settings, signal.SIGUSR1: self.toggle_pause},
+            announce_shutdown=self.announce_shutdown,
+            cleanup=self.cleanup,
+            restart_after=RESTART_AFTER,
+        )
+        return asyncio.run(life)
 
     async def run(self) -> NoReturn:
         """Serve this node until cancelled; raises the same as `NodeAgent.run`."""

@@ -17,7 +17,7 @@ from gpu_device_plugin import logs
 from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
 from gpu_device_plugin.features.use.node import UseReports
 from gpu_device_plugin.node.agent import NodeAgent
-from gpu_device_plugin.programs.agent import node_program as program
+from gpu_device_plugin.programs.agent.node_program import NodeProgram
 from gpu_device_plugin.programs.commandline import ending
 from gpu_device_plugin.settings.sources import Sources
 
@@ -43,7 +43,7 @@ def _run(argv: Sequence[str]) -> int:
     texts = sources.texts()
     settings = sources.read(texts=texts)
     logs.configure(settings.log_level, settings.log_format, sys.stderr, colour=False)
-    return program.main(sources, texts, settings, NODE_FEATURES, agent=partial(_agent, Path(proc)))
+    return NodeProgram(sources, texts, settings, NODE_FEATURES, agent=partial(_agent, Path(proc))).main()
 
 
 def _agent(proc: Path, settings: NodeSettings, features: Iterable[FeatureSpec]) -> NodeAgent:

@@ -66,13 +66,11 @@ class PreparedClaim:
     limit_mib: int = 0
     """The most MiB of its GPU that each of its containers may use; 0: what it holds."""
 
-    kind: Kind = field(init=False, compare=False)
-    """Whether it holds shares, whole GPUs or whole MIG instances."""
-
-    def __post_init__(self) -> None:
+    @property
+    def kind(self) -> Kind:
+        """Whether it holds shares, whole GPUs or whole MIG instances."""
         whole = [name for name in self.device_ids if parse_id(name)[1] is None]
-        kind = Kind.INSTANCE if any(map(is_instance, whole)) else Kind.COUNT if whole else Kind.MEMORY
-        object.__setattr__(self, "kind", kind)
+        return Kind.INSTANCE if any(map(is_instance, whole)) else Kind.COUNT if whole else Kind.MEMORY
 
     def __str__(self) -> str:
         """Return ``namespace/name``."""
