@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
-from gpu_device_plugin.model.contract.keys import HOSTNAME
+from gpu_device_plugin.model.contract.keys import HOSTNAME, STARTUP_TAINT
 from gpu_device_plugin.model.contract.nodelabels import switched_on
 from gpu_device_plugin.model.times import epoch_s
 
@@ -74,6 +74,11 @@ class NodeRecord:
     def hostname(self) -> str:
         """Its host name by its label."""
         return self.labels.get(HOSTNAME, self.name)
+
+    @property
+    def starting(self) -> bool:
+        """Whether it is closed to pods until its GPUs are offered."""
+        return any(taint.key == STARTUP_TAINT for taint in self.taints)
 
     @property
     def going(self) -> bool:

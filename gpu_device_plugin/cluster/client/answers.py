@@ -118,7 +118,9 @@ async def read(call: Call, response: aiohttp.ClientResponse, most: int | None) -
             size += len(part)
             if most is not None and size > most:
                 return None
-    return ApiAnswer.to(call, b"".join(parts))
+    body = b"".join(parts)
+    parts.clear()  # a page of a list is large, and is copied once more
+    return ApiAnswer.to(call, body)
 
 
 async def events(call: Call, response: aiohttp.ClientResponse) -> AsyncIterator[WatchEvent]:

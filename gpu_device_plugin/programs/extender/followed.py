@@ -92,6 +92,8 @@ class Followed:
         """By UID, bound and not ended."""
         self.nodes: dict[str, NodeRecord] = {}
         """By name."""
+        self.unsettled: dict[str, NodeRecord] = {}
+        """By name, the few that start or are about to go, which are looked at all the time."""
         self.changes = 0
         """How often what is kept of a node has changed."""
         self.unschedulable: dict[str, float] = {}
@@ -212,6 +214,9 @@ class Followed:
         now = replace(node, annotations={key: text for key, text in node.annotations.items() if key in _KEPT})
         self.changes += self.nodes.get(node.name) != now
         self.nodes[node.name] = now
+        self.unsettled.pop(node.name, None)
+        if now.starting or now.draining:
+            self.unsettled[node.name] = now
         self._note_use(node.name, node.annotations.get(NODE_USE))
         memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
         if len(self._links) > _MOST_LINKS:
@@ -223,6 +228,7 @@ class Followed:
     def remove_node(self, node: NodeRecord) -> None:
         """Forget a node."""
         self.changes += self.nodes.pop(node.name, None) is not None
+        self.unsettled.pop(node.name, None)
         self._note_use(node.name, None)
         self._context.fleet.remove_node(node.name)
         self.holds.remove_node(node.name)

@@ -180,10 +180,9 @@ class Autoscaler:
     async def open(self) -> None:
         """Remove `STARTUP_TAINT` from nodes whose kubelets offer GPUs. Raises ApiError."""
         candidates = self._context.fleet.candidates
-        for node in tuple(self._followed.nodes.values()):
+        for node in tuple(self._followed.unsettled.values()):
             there = candidates.get(node.name)
-            starting = node.offers and any(taint.key == STARTUP_TAINT for taint in node.taints)
-            if starting and there is not None and there.rooms and not there.gpus.problem:
+            if node.starting and node.offers and there is not None and there.rooms and not there.gpus.problem:
                 with suppress(ConflictError, NotFoundError):  # the watch shows it as it is now
                     await self._open(node.name)
 

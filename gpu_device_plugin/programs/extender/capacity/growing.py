@@ -13,7 +13,6 @@ from gpu_device_plugin.cluster.writers.events import EventSubject
 from gpu_device_plugin.core.capacity.asks import PRIORITY, Asker, Attempts, Wanted, common_terms, in_turns
 from gpu_device_plugin.core.capacity.node_kinds import NodeKind, lasting, likely_labels, needed, unlike
 from gpu_device_plugin.core.capacity.terms import obstacles
-from gpu_device_plugin.model.contract.keys import STARTUP_TAINT
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.extender.followed import replaceable
 
@@ -213,7 +212,7 @@ class Grower:
 
 def _takes(node: NodeRecord) -> bool:
     """Return whether kube-scheduler can place pods on a node whose agent lists GPUs."""
-    return node.open and node.offers and all(taint.key != STARTUP_TAINT for taint in node.taints)
+    return node.open and node.offers and not node.starting
 
 
 async def _packed(
@@ -225,10 +224,12 @@ async def _packed(
 ) -> Sequence[_Node]:
     """Return the nodes that pods need of the allowed ones among the kinds, beside those that are coming."""
     left = {needs: iter(in_turns(pods, lambda each: each.pod.namespace)) for needs, pods in groups.items()}
+    # Kinds are compared by identity: a comparison of all that is known of two takes long, and there are many.
+    fits = {needs: {id(kind) for kind in some} for needs, some in fitting.items()}
     found: list[_Node] = []
     for _, taken in await last_of(needed({needs: len(groups[needs]) for needs in groups}, allowed, coming)):
         pods = [pod for needs, number in taken.items() for pod in islice(left[needs], number)]
-        fit = [kind for kind in allowed if all(kind in fitting[needs] for needs in taken)]
+        fit = [kind for kind in allowed if all(id(kind) in fits[needs] for needs in taken)]
         terms = common_terms(dict.fromkeys(needs.terms for needs in taken), fit)
         found.append((Wanted(terms, unlike(fit, kinds)), pods))
     return found

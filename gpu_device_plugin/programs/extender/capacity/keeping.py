@@ -235,7 +235,7 @@ class Keeper:
     async def shelter(self, moving: Collection[str] = ()) -> None:
         """Hold places for the pods of nodes that are being drained; `moving` have theirs."""
         self._give_back(moving)
-        draining = [node for node in self._followed.nodes.values() if node.draining]
+        draining = [node for node in self._followed.unsettled.values() if node.draining]
         awaited = self._awaited() if draining else {}
         for node in draining:
             leavers: list[tuple[Pod, float]] = []
