@@ -9,7 +9,6 @@ import grpc
 import grpc.aio
 
 from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
-from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import PreStartContainerRequest
 from gpu_device_plugin.testing.kubelet.device_manager import NO_NUMA_NODE, DeviceManager
 from gpu_device_plugin.testing.kubelet.kubelet_services import (
     PluginRegistry,
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
         RegisterRequest,
     )
     from gpu_device_plugin.testing.pod_specs import ContainerSpec
-
-
-_PRE_START_TIMEOUT_S = 30
 
 
 @dataclass(slots=True)
@@ -166,24 +162,6 @@ class Manager(DeviceManager):
     async def allocate(self, pod_uid: str, container: ContainerSpec) -> None:
         self._admitted_last = pod_uid
         await super().allocate(pod_uid, container)
-
-    async def pre_start(self, pod_uid: str, container: str, resource: str) -> None:
-        if (endpoint := self.endpoints.get(resource)) is None:
-            raise AdmissionError(f"endpoint not found in cache for a registered resource: {resource}")
-        if endpoint.options is None or not endpoint.options.pre_start_required:
-            return
-        if (grant := self.held(pod_uid, container).get(resource)) is None:
-            raise AdmissionError(
-                f"no devices found allocated in local cache for pod {pod_uid}, container {container}, "
-                f"resource {resource}"
-            )
-        request = PreStartContainerRequest(devices_ids=self._in_map_order(grant.ids))
-        try:
-            plugin = self._plugin(resource, endpoint)
-            # The only call with a timeout.
-            await plugin.call(plugin.stub.PreStartContainer, request, timeout_s=_PRE_START_TIMEOUT_S)
-        except AdmissionError as error:
-            raise AdmissionError(f"device plugin PreStartContainer rpc failed with err: {error}") from error
 
     def received(self, pod_uid: str, container: str) -> ContainerAllocateResponse:
         answer = super().received(pod_uid, container)

@@ -135,19 +135,16 @@ class DeviceManager:
             reusable[resource] = before | grant.ids if container.kind is ContainerKind.INIT else before - grant.ids
 
     async def before_start(self, pod_uid: str, container: ContainerSpec) -> None:
-        """Allocate missing devices. AdmissionError: the container does not start."""
+        """Call PreStartContainer where it is required; allocate missing devices. AdmissionError: no start."""
         missing = False
         for resource, needed in self._in_map_order(container.limits.items()):
             if not self.knows(resource) or needed == 0:
                 continue
-            await self.pre_start(pod_uid, container.name, resource)
+            await self._pre_start(pod_uid, container.name, resource)
             # A container that was admitted before its resource was ever registered has no devices yet.
             missing |= pod_uid in self.active_pods() and resource not in self.held(pod_uid, container.name)
         if missing:
             await self.allocate(pod_uid, container)
-
-    async def pre_start(self, pod_uid: str, container: str, resource: str) -> None:
-        """Prepare a container for its start. AdmissionError: it does not start."""
 
     def received(self, pod_uid: str, container: str) -> ContainerAllocateResponse:
         """Merge the answers for all resources of a container. The order of a Go map resolves conflicts."""
@@ -335,3 +332,18 @@ class DeviceManager:
             return set(await plugin.preferred(self._in_map_order(free | chosen), self._in_map_order(chosen), size))
         except AdmissionError as error:
             raise AdmissionError(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from error
+
+    async def _pre_start(self, pod_uid: str, container: str, resource: str) -> None:
+        if (endpoint := self.endpoints.get(resource)) is None:
+            raise AdmissionError(f"endpoint not found in cache for a registered resource: {resource}")
+        if endpoint.options is None or not endpoint.options.pre_start_required:
+            return
+        if (grant := self.held(pod_uid, container).get(resource)) is None:
+            raise AdmissionError(
+                f"no devices found allocated in local cache for pod {pod_uid}, container {container}, "
+                f"resource {resource}"
+            )
+        try:
+            await self._plugin(resource, endpoint).pre_start(self._in_map_order(grant.ids))
+        except AdmissionError as error:
+            raise AdmissionError(f"device plugin PreStartContainer rpc failed with err: {error}") from error

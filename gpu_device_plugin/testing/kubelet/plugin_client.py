@@ -17,6 +17,7 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     DevicePluginOptions,
     Empty,
     PreferredAllocationRequest,
+    PreStartContainerRequest,
 )
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
 
@@ -35,6 +36,7 @@ class AdmissionError(Exception):
 
 _RECEIVE_LIMIT = 4 * 1024 * 1024
 """The largest message that is read, bytes; the default of Go's gRPC, which no kubelet changes."""
+_PRE_START_TIMEOUT_S = 30
 
 
 def go_text(error: grpc.aio.AioRpcError) -> str:
@@ -58,7 +60,7 @@ class PluginClient:
                 ("grpc.use_local_subchannel_pool", 1),
             ],
         )
-        self.stub: DevicePluginStub[Any, Any, Any, Any, Any] = DevicePluginStub(self._channel)
+        self._stub: DevicePluginStub[Any, Any, Any, Any, Any] = DevicePluginStub(self._channel)
         self.lists: Any = None
         """The call of ListAndWatch, once there is one."""
 
@@ -70,13 +72,13 @@ class PluginClient:
     async def options(self) -> DevicePluginOptions:
         """Call GetDevicePluginOptions, which names the optional calls that the plugin needs."""
         try:
-            return await self.call(self.stub.GetDevicePluginOptions, Empty())
+            return await self._call(self._stub.GetDevicePluginOptions, Empty())
         except AdmissionError as error:
             raise AdmissionError(f"failed to get device plugin options: {error}") from error
 
     async def follow(self, believe: Callable[[ListAndWatchResponse], None]) -> str | None:
         """Pass every list of the plugin to `believe`; return what ended the stream, None if the kubelet closed it."""
-        self.lists = self.stub.ListAndWatch(Empty())
+        self.lists = self._stub.ListAndWatch(Empty())
         try:
             async for answer in self.lists:
                 believe(answer)
@@ -97,18 +99,22 @@ class PluginClient:
         request = ContainerPreferredAllocationRequest(
             available_deviceIDs=available, must_include_deviceIDs=must_include, allocation_size=size
         )
-        answer = await self.call(
-            self.stub.GetPreferredAllocation, PreferredAllocationRequest(container_requests=[request])
+        answer = await self._call(
+            self._stub.GetPreferredAllocation, PreferredAllocationRequest(container_requests=[request])
         )
         return list(answer.container_responses[0].deviceIDs) if answer.container_responses else []
 
     async def allocate(self, ids: list[str]) -> AllocateResponse:
         """Call Allocate for one container."""
         request = AllocateRequest(container_requests=[ContainerAllocateRequest(devices_ids=ids)])
-        return await self.call(self.stub.Allocate, request)
+        return await self._call(self._stub.Allocate, request)
 
-    async def call(self, method: Callable[..., Awaitable[T]], request: Any, timeout_s: float | None = None) -> T:
-        """Call a method of the plugin."""
+    async def pre_start(self, ids: list[str]) -> None:
+        """Call PreStartContainer, the only call with a timeout."""
+        request = PreStartContainerRequest(devices_ids=ids)
+        await self._call(self._stub.PreStartContainer, request, timeout_s=_PRE_START_TIMEOUT_S)
+
+    async def _call(self, method: Callable[..., Awaitable[T]], request: Any, timeout_s: float | None = None) -> T:
         try:
             return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
