@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.client.api_client import PatchType
-from gpu_device_plugin.cluster.client.errors import ApiError
+from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, NodeReader
 from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.core.capacity.plans import drain, on_gpus
@@ -72,7 +72,7 @@ async def cordon(arguments: argparse.Namespace, access: Access, resources: Seque
         if not arguments.dry_run:
             cordons = await _write(access, name, lambda now: now if target.uuid in now else {**now, target.uuid: mark})
         would = "would be" if arguments.dry_run else "is"
-        lines = [f"{target} of {name} {would} {cordons[target.uuid]}."]
+        lines = [f"{target} of {name} {would} {cordons.get(target.uuid, mark)}."]
         if not arguments.dry_run:
             lines.append(
                 "The scheduler extender sends no pod there any more; the node's agent follows within a minute."
@@ -196,6 +196,8 @@ async def _write(
     """Change the cordons of a node as it is now; return them."""
     try:
         return _cordons(await OwnNode(access.client, name).change_cordons(change))
+    except NotFoundError as error:
+        raise ClusterUnreadableError(f"the cordon cannot be written: node {name} is gone") from error
     except (ApiError, MalformedAnnotationError) as error:
         raise ClusterUnreadableError(f"the cordon cannot be written: {unread(error)}") from error
 

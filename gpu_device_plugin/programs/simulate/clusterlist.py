@@ -247,7 +247,8 @@ class _Spec(msgspec.Struct, rename="camel", gc=False):
 
 
 class _JobTemplate(msgspec.Struct, gc=False):
-    spec: _Spec = msgspec.field(default_factory=_Spec)
+    spec: msgspec.Raw = msgspec.Raw(b"{}")
+    """Decoded of a CronJob alone, so that one that is not right is told of by its name."""
 
 
 class _Metadata(msgspec.Struct, rename="camel", gc=False):
@@ -298,7 +299,7 @@ def _template_of(found: _Manifest) -> tuple[bytes, int]:
     """Return one of the pods of a workload, as JSON of the API and as if it waited, and how many there are."""
     spec = found.spec
     if found.kind == "CronJob" and spec.job_template is not None:
-        spec = spec.job_template.spec
+        spec = decoded(spec.job_template.spec, _Spec, "CronJob")
     number = _number(found.kind, spec)
     if spec.template is None or not spec.template.spec:
         raise UnreadableObjectError(f"not a {found.kind}: it has no template with a spec")

@@ -1,4 +1,4 @@
-"""Find which moves of pods make room for a waiting pod, read from the cluster anew: one plan at a time."""
+"""Find which moves of pods make room for a waiting pod, whose pods are read anew: one plan at a time."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _UNKNOWN_BUDGETS = "the API server may refuse evictions that the plan counts on"
 class PagePlans:
     """Makes plans, which name pods of all namespaces.
 
-    Nodes and pods are read page by page, as no more than what decides about moves is kept of them. Reading is done
-    beside the event loop and the search on it, in steps of a millisecond or two.
+    Pods are read page by page, as no more than what decides about moves is kept of them. Reading is done beside the
+    event loop and the search on it, in steps of a millisecond or two.
     """
 
     def __init__(self, client: Client, page_state: PageState, clock: Callable[[], float] = time.monotonic) -> None:
@@ -73,6 +73,9 @@ class PagePlans:
             return made
 
     async def _made(self, pod: str, *, budgets: bool) -> bytes | None:
+        nodes = self._page_state.watched.nodes
+        if nodes.problem is not None and not nodes.synced:
+            raise nodes.problem
         lacking = None if budgets else Call("list", BUDGETS.plural, BUDGETS.group)
         raw: Sequence[msgspec.Raw] = ()
         if budgets:

@@ -154,6 +154,13 @@ def test_a_cron_job_makes_the_pods_of_one_job() -> None:
     assert coming(listed(cron)) == (("CronJob nightly", PodKind(4, 1)),) * 2
 
 
+def test_a_cron_job_that_is_none_is_told_of_by_its_name() -> None:
+    template = {"spec": {"parallelism": "two"}}
+    cron = {"kind": "CronJob", "metadata": {"name": "nightly"}, "spec": {"jobTemplate": template}}
+    (note,) = listed(cron).notes
+    assert note.startswith("CronJob nightly is left out: not a CronJob: Expected `int | null`")
+
+
 def test_a_pod_of_a_manifest_waits_under_its_own_name() -> None:
     """It has no uid; a node that its author names is one of a cluster that is not simulated."""
     wanted = asking("train", 4, node="b")

@@ -179,6 +179,14 @@ async def test_where_not_all_pods_can_be_read_there_is_no_plan(api: ApiServer) -
     assert told["error"].startswith("This is not shown: the right to list pods in the whole cluster is missing")
 
 
+async def test_where_no_nodes_can_be_read_there_is_no_plan(api: ApiServer) -> None:
+    api.allowed = frozenset((READABLE | {("list", "poddisruptionbudgets")}) - NODES)
+    async with served(api) as page:
+        status, told = await read(page)
+    assert status == 403
+    assert told["error"].startswith("This is not shown: the right to list nodes in the whole cluster is missing")
+
+
 async def test_plans_are_made_one_at_a_time_and_remembered_for_a_while(api: ApiServer) -> None:
     api.add(pod("also", container(mem=12)))
     now = [100.0]
