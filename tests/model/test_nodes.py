@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from gpu_device_plugin.model.contract.keys import STARTUP_TAINT
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Taint
 
@@ -35,6 +36,10 @@ def test_a_node_has_the_host_name_of_its_label_or_else_its_own() -> None:
 )
 def test_pods_may_come_to_nodes_that_are_ready_and_stay(node: NodeRecord, is_open: bool) -> None:  # noqa: FBT001 - pytest's
     assert node.open is is_open
+
+
+def test_a_node_starts_while_it_has_the_taint_of_startup() -> None:
+    assert (NODE.starting, replace(NODE, taints=(Taint(STARTUP_TAINT),)).starting) == (False, True)
 
 
 def test_nodes_that_differ_in_their_version_alone_are_equal() -> None:
