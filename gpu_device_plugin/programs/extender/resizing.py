@@ -319,6 +319,7 @@ class Resizes:
 
     async def _resize(self, pod: Pod) -> None:
         labels: Mapping[str, str] = {}
+        pod = self._pods.get(pod.uid, pod)  # the watch may have shown a wish since it was taken
         if wants_more(pod, self._context.resources):
             try:
                 labels = await self._labels_of(pod.namespace)

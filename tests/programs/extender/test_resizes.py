@@ -217,6 +217,15 @@ async def test_a_pod_whose_wish_goes_while_its_namespace_is_read_is_forgotten_al
     assert w.api.sent == [("q", 6)]
 
 
+async def test_a_wish_that_comes_right_before_its_pod_is_decided_on_finds_its_namespace_read() -> None:
+    w = World()
+    w.see(replace(wishing("p"), annotations={IDX: "0", MEMORY_PROMISED: '{"wish":"5","why":"full"}'}))
+    (taken,) = w.resizes.take(1)
+    w.see(wishing("p", version=2))
+    await w.resizes._resize(taken)
+    assert w.api.sent == [("p", 6)]
+
+
 async def test_in_a_new_term_a_patch_that_cannot_be_made_any_more_is_decided_on_anew() -> None:
     w = World()
     pod = w.see(wishing("p"))
