@@ -70,8 +70,10 @@ class _Claim:
     """A promise that counts in the fleet before the watch shows it."""
 
     patch: Patch
-    version: int = 0
-    """The pod's version that has it; 0: unknown."""
+    version: int
+    """The first version of the pod that shows whether it was made; only the next one after the patch's can have it."""
+    term: Hashable | None
+    """In which it was claimed."""
     doubted_at: float | None = None
     """When we gave up on the last patch that may still take effect, monotonic seconds; None: there is none."""
 
@@ -99,6 +101,9 @@ class Resizes:
         self._failures: dict[str, int] = {}
         self._queued: dict[str, float] = {}
         """By UID, when to decide on it, monotonic seconds."""
+        self._turns: dict[str, int] = {}
+        """By namespace, a number that is the higher the later its last turn was."""
+        self._turn = 0
         self._refused: dict[str, set[str]] = {}
         """By node, the UIDs of pods that had no room."""
         self._mark = 0
@@ -149,8 +154,9 @@ class Resizes:
     # --- What is due --------------------------------------------------------------------------------------------------
 
     def _queue(self, uid: str, after_s: float = 0.0) -> None:
-        at = max(self._context.clock() + after_s, self._next_at.get(uid, 0.0))
-        self._queued[uid] = min(at, self._queued.get(uid, at))
+        if uid in self._pods:  # it may have left while something was awaited
+            at = max(self._context.clock() + after_s, self._next_at.get(uid, 0.0))
+            self._queued[uid] = min(at, self._queued.get(uid, at))
 
     def due(self) -> bool:
         """Return whether something is due, or may have become possible."""
@@ -168,13 +174,17 @@ class Resizes:
     def take(self, most: int) -> Sequence[Pod]:
         """Return pods that are due, one of each namespace in turn, and count them as decided on now."""
         now = self._context.clock()
-        if len(self._next_at) > 2 * len(self._pods) + _SPARE:
+        if max(len(self._next_at), len(self._turns)) > 2 * len(self._pods) + _SPARE:
             self._next_at = {uid: at for uid, at in self._next_at.items() if at > now}
+            self._turns.clear()
         due = sorted((at, uid) for uid, at in self._queued.items() if at <= now)
-        taken = in_turns((self._pods[uid] for _, uid in due), lambda pod: pod.namespace)[:most]
+        pods = sorted((self._pods[uid] for _, uid in due), key=lambda pod: self._turns.get(pod.namespace, 0))
+        taken = in_turns(pods, lambda pod: pod.namespace)[:most]
         for pod in taken:
             del self._queued[pod.uid]
             self._next_at[pod.uid] = now + _EVERY_S
+            self._turn += 1
+            self._turns[pod.namespace] = self._turn
         return taken
 
     # --- Decisions ----------------------------------------------------------------------------------------------------
@@ -186,8 +196,7 @@ class Resizes:
         if pod is None or not counts or not decides(pod):
             return Outcome.KEPT, None
         if (claim := self._claims.get(uid)) is not None:
-            # Of identical patches of one state of the pod only one can be made.
-            return (Outcome.KEPT, None) if claim.doubted_at is None else (claim.patch.outcome, claim.patch)
+            return self._again(claim)
         node = self._context.fleet.candidates.get(pod.node_name)
         if node is not None and node.gpus.claims:
             node = None  # its pods count nowhere
@@ -208,9 +217,18 @@ class Resizes:
             return decision.outcome, None
         patch = Patch(pod, promised, decision.outcome)
         if decision.outcome is Outcome.GROWN:
-            self._claims[uid] = _Claim(patch)
+            self._claims[uid] = _Claim(patch, version_number(pod.resource_version) + 1, self._term)
             self._context.fleet.grow(pod, promised)
         return decision.outcome, patch
+
+    def _again(self, claim: _Claim) -> tuple[Outcome, Patch | None]:
+        if claim.doubted_at is None:
+            return Outcome.KEPT, None
+        if claim.term == self._term:  # of identical patches of one state of the pod only one can be made
+            return claim.patch.outcome, claim.patch
+        # Another extender may have given its room away. It counts until it cannot be made any more.
+        self._queue(claim.patch.pod.uid, claim.doubted_at + LATEST_COMMIT_S - self._context.clock())
+        return Outcome.KEPT, None
 
     def _accepted(self, pod: Pod) -> None:
         refused = self._refused.get(pod.node_name, set())
@@ -223,34 +241,45 @@ class Resizes:
     def written(self, patch: Patch, after: Pod) -> None:
         """Learn that a patch is written, and how the pod is since."""
         claim = self._claims.get(patch.pod.uid)
-        if claim is not None:
-            claim.version, claim.doubted_at = version_number(after.resource_version), None
-            known = self._pods.get(patch.pod.uid)
-            if known is not None and _shows(known, claim):
-                self._settle(known)
+        if claim is not None and claim.patch is patch:
+            claim.version, claim.doubted_at = max(claim.version, version_number(after.resource_version)), None
 
     def failed(self, patch: Patch, *, certain: bool, outdated: bool = False) -> None:
         """Learn that a patch failed; unless this is `certain`, it may be written, or may still be.
 
-        `outdated`: the pod is newer, or another one. The watch shows it.
+        `outdated`: the pod is newer, or another one. The watch shows it; if the same patch was in doubt, it may be what
+        made the pod newer.
         """
-        uid, now = patch.pod.uid, self._context.clock()
-        claim, known = self._claims.get(uid), self._pods.get(uid, patch.pod)
-        if claim is not None:
-            claim.doubted_at = claim.doubted_at if certain else now
-            if claim.doubted_at is None or now - claim.doubted_at >= LATEST_COMMIT_S or _shows(known, claim):
-                self._settle(known)
+        uid = patch.pod.uid
+        claim = self._claims.get(uid)
+        if claim is not None and claim.patch is patch:
+            if not certain:
+                claim.doubted_at = self._context.clock()
+            elif claim.doubted_at is None:
+                self._settle(self._pods.get(uid, patch.pod))
         if uid in self._pods:
             failures = 0 if outdated else min(8, self._failures.get(uid, 0) + 1)
             self._failures[uid] = failures
             self._queue(uid, min(_LONGEST_RETRY_S, _EVERY_S * 2.0**failures) if failures else 0.0)
 
+    def expired(self) -> Sequence[Patch]:
+        """Return the patches in doubt that cannot be made any more. Some may have been."""
+        since = self._context.clock() - LATEST_COMMIT_S
+        claims = self._claims.values()
+        return [claim.patch for claim in claims if claim.doubted_at is not None and claim.doubted_at <= since]
+
+    def give_up(self, patches: Sequence[Patch]) -> None:
+        """Learn that the watch has shown everything that happened until these patches were `expired`."""
+        for patch in patches:
+            claim = self._claims.get(patch.pod.uid)
+            if claim is not None and claim.patch is patch:
+                self._settle(self._pods.get(patch.pod.uid, patch.pod))
+
     def _settle(self, pod: Pod) -> None:
         """Count a pod by its own annotations again."""
         del self._claims[pod.uid]
         self._context.fleet.grown(pod)
-        if pod.uid in self._pods:
-            self._queue(pod.uid)
+        self._queue(pod.uid)
 
     # --- By the active extender ---------------------------------------------------------------------------------------
 
@@ -278,9 +307,11 @@ class Resizes:
             return
 
     async def _answer(self, term: Hashable | None, catch_up: Callable[[], Awaitable[None]]) -> None:
-        if term is not None and term != self._term:
+        expired, new = self.expired(), term != self._term
+        if term is not None and (new or expired):
             await catch_up()
-            for uid in self._pods:
+            self.give_up(expired)
+            for uid in self._pods if new else ():
                 self._queue(uid)
         self._term = term
         if term is not None:
@@ -288,6 +319,7 @@ class Resizes:
 
     async def _resize(self, pod: Pod) -> None:
         labels: Mapping[str, str] = {}
+        pod = self._pods.get(pod.uid, pod)  # the watch may have shown a wish since it was taken
         if wants_more(pod, self._context.resources):
             try:
                 labels = await self._labels_of(pod.namespace)
@@ -360,8 +392,7 @@ def _elastic(pod: Pod) -> bool:
 def _shows(pod: Pod, claim: _Claim) -> bool:
     """Return whether a state of a pod is that of a claim's patch, or a newer one.
 
-    A patch is for the version that it was decided on: once the pod is newer without it, a patch in doubt is never made.
+    A patch is for the version that it was decided on: once the pod is newer without it, it is never made.
     """
-    version = version_number(pod.resource_version)
-    late = claim.doubted_at is not None and version > version_number(claim.patch.pod.resource_version)
-    return pod.annotations.get(MEMORY_PROMISED) == claim.patch.promised or late or 0 < claim.version <= version
+    written = pod.annotations.get(MEMORY_PROMISED) == claim.patch.promised
+    return written or version_number(pod.resource_version) >= claim.version

@@ -19,6 +19,7 @@ from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.programs.extender.controller_context import LATEST_COMMIT_S
 from gpu_device_plugin.programs.extender.resizing import Resizes
 from tests.programs.extender.contexts import context
 from tests.resources import MEM, RESOURCES
@@ -67,8 +68,8 @@ class World(RuleBasedStateMachine):
         self.unwritten: dict[str, str] = {}
         """What the agents hold and have not written yet, as annotations."""
         self.underway: list[Patch] = []
-        self.late: list[Patch] = []
-        """Patches that we gave up on and that may still be made."""
+        self.late: list[tuple[float, Patch]] = []
+        """Patches that may still be made, and when we gave up on them."""
         self.leader = Extender(self)
         for mem in (1, 2, 2):
             self.a_pod_is_bound(mem)
@@ -193,9 +194,11 @@ class World(RuleBasedStateMachine):
 
     @rule(most=st.integers(1, 5), number=st.sampled_from([3, 30, 30]), later=st.booleans())
     def the_leader_decides(self, most: int, number: int = 0, *, later: bool = False) -> None:
-        """On what it has seen by now."""
-        self.now += 1.0 if later else 0.0
-        self.the_leader_sees(number)
+        """On what it has seen by now; it catches up before it gives up on a patch."""
+        self.it_is(self.now + 1.0 if later else self.now)
+        expired = self.leader.resizes.expired()
+        self.the_leader_sees(len(self.history) if expired else number)
+        self.leader.resizes.give_up(expired)
         for pod in self.leader.resizes.take(most):
             _, patch = self.leader.resizes.decide(pod.uid, {RESIZE_BOUND: str(BOUND)})
             if patch is not None and patch not in self.underway:
@@ -206,7 +209,7 @@ class World(RuleBasedStateMachine):
     def a_patch_arrives(self, which: int, fate: str) -> None:
         patch = self.underway.pop(which % len(self.underway))
         if fate == "late":
-            self.late.append(patch)
+            self.late.append((self.now, patch))
         after = self.made(patch) if fate in {"answered", "made"} else None
         if fate in {"made", "late"}:
             self.leader.resizes.failed(patch, certain=False)
@@ -218,7 +221,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.late)
     @rule(which=WHICH)
     def a_late_patch_arrives(self, which: int) -> None:
-        self.made(self.late.pop(which % len(self.late)))
+        self.made(self.late.pop(which % len(self.late))[1])
 
     def made(self, patch: Patch) -> Pod | None:
         """Let the API server make a patch; None: the pod is newer, or gone."""
@@ -230,7 +233,7 @@ class World(RuleBasedStateMachine):
     @rule(land=st.booleans())
     def the_leader_dies(self, *, land: bool) -> None:
         """Its requests have been made or are lost before another one leads, which takes a lease's time."""
-        for patch in (*self.underway, *self.late) if land else ():
+        for patch in (*self.underway, *(patch for _, patch in self.late)) if land else ():
             self.made(patch)
         self.underway.clear()
         self.late.clear()
@@ -243,10 +246,12 @@ class World(RuleBasedStateMachine):
             while self.unwritten:
                 self.an_agent_writes(0)
             self.seen_by_agent = {uid: pod for uid, pod in self.pods.items() if uid in self.seen_by_agent}
-        if seconds > 60:
-            self.late.clear()
-        self.now += seconds
+        self.it_is(self.now + seconds)
         self.leader.fleet.expire(self.now)
+
+    def it_is(self, now: float) -> None:
+        self.now = now
+        self.late = [(at, patch) for at, patch in self.late if now - at < LATEST_COMMIT_S]
 
     # --- What holds ---------------------------------------------------------------------------------------------------
 
