@@ -154,8 +154,10 @@ async def test_a_gpu_that_is_divided_anew_keeps_the_old_ids_and_brings_new_ones(
         node.hardware(h100("2g.20gb*2"), T4)
         await offered(node, one=0, two=2)
         assert shown(node, ONE_G) == dict.fromkeys(before, False)
-        assert node.agent is not None
-        assert node.agent.registration.registrations == {MEM: 1, COUNT: 1, ONE_G: 1, TWO_G: 1}
+        agent = node.agent
+        assert agent is not None
+        # The kubelet has the list of the new size before it has answered its registration.
+        await node.until(lambda: agent.registration.registrations == {MEM: 1, COUNT: 1, ONE_G: 1, TWO_G: 1})
         assert (await node.kubelet.admit(asking("two", TWO_G))).phase == "Running"
         node.hardware(h100("1g.10gb*3"), T4)
         await offered(node, one=3, two=0)
