@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
@@ -589,22 +590,26 @@ async def test_namespaces_take_turns_in_rebalancing() -> None:
             halves(w, name)
         await w.start()
         looked: list[str] = []
-        capacity = w.only.extender.capacity
-        rebalancer, rested_at = capacity.rebalancer, capacity._rested_at
-        goal = rebalancer._goal
+        all_wait = asyncio.Event()
+        rebalancer = w.only.extender.capacity.rebalancer
+        goal, plan = rebalancer._goal, rebalancer.plan
+
+        async def planned() -> None:
+            if all_wait.is_set():
+                await plan()
 
         def looked_at(waiter: Waiter) -> Fits:
             looked.append(waiter.pod.namespace)
             return goal(replace(waiter, needs=replace(waiter.needs, ask=Ask((Part(Demand(Kind.MEMORY, 9)),)))))
 
         rebalancer._goal = looked_at  # type: ignore[method-assign]
-        rested_at["rebalance"] = math.inf  # until all of them wait
+        rebalancer.plan = planned  # type: ignore[method-assign]
         for n in range(3):
             pod(w, f"p{n}", 5, rs="big", created=f"2026-01-01T00:00:0{n}Z")
         w.api.add(builders.pod("z", builders.container(mem=5), namespace="z"))
         await w.schedule()
         await w.until(lambda: len(rebalancer._waiters.unschedulable()) == 4)
-        rested_at["rebalance"] = 0.0
+        all_wait.set()
         await w.until(lambda: len(looked) >= 3)
         assert looked[1] == "z"
 
