@@ -631,13 +631,13 @@ async def test_everything_has_a_name_for_a_screen_reader(browser: Browser, query
     async with opened(browser, small(), query, clock=False) as (tab, _):  # the tree and the names are read one by one
         if "=" in query and "map" not in query and "lang" not in query:
             await tab.until("document.querySelector('#drawer:not([hidden]) section')")
+        drawn = "[...document.querySelectorAll('.bar, .part, .cell')].filter((each) => each.checkVisibility())"
+        await tab.until(f"{drawn}.length >= 12")
         tree = await tab.accessible()
         pressed = {"button", "combobox", "searchbox", "textbox", "radio", "checkbox", "dialog", "link", "img", "image"}
         assert [each for each in tree if each[0] in pressed and not each[1]] == []
         names = {name for _, name in tree}
-        labels = await tab.run(
-            "[...document.querySelectorAll('.bar, .part, .cell')].filter((each) => each.checkVisibility()).map((each) => each.getAttribute('aria-label'))"
-        )
+        labels = await tab.run(f"{drawn}.map((each) => each.getAttribute('aria-label'))")
         assert len(labels) >= 12
         assert [label for label in labels if not label or label not in names] == []
         if not query:
