@@ -57,7 +57,7 @@ _MOST_REQUESTED, _LONGEST_REQUESTED = 16, 2048
 """Resources that a pod requests, and bytes of their names: which of more its end frees is not known."""
 _PHASES = {each: each for each in ("Pending", "Running", "Succeeded", "Failed", "Unknown")}
 _NONE: Mapping[str, Any] = MappingProxyType({})
-_OF_ONE_NODE = frozenset({"DaemonSet", "Node"})
+OF_ONE_NODE = frozenset({"DaemonSet", "Node"})
 """The kinds of owners of pods that can run on one node only: the node itself owns the mirrors of its static pods."""
 _MOST_IGNORED = 8
 """How many invalid limits the message about one pod lists."""
@@ -231,7 +231,7 @@ class PodReader:
             pod.spec.node_name or "",
             self._other_sums.amounts(requests_of(pod.spec, self._other_sums)),
             pod.status.phase in {"Succeeded", "Failed"},
-            any(owner.kind in _OF_ONE_NODE for owner in meta.owner_references or ()),
+            any(owner.kind in OF_ONE_NODE for owner in meta.owner_references or ()),
             meta.creation_timestamp or "",
         )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gpu_device_plugin.cluster.objects.decoding import OF_ONE_NODE
 from gpu_device_plugin.cluster.store import Store, replacing
 from gpu_device_plugin.core.capacity.movable import Evictability, Residents
 from gpu_device_plugin.core.cluster.candidate import gpus_of_node
@@ -51,8 +52,6 @@ _READ_ON_PODS = WISHES | {MOVE_TO, IDLE_SINCE, WHEN_IDLE}
 _NO_FACTS = Evictability()
 _ACTED_ON = frozenset({MOVE_TO, IDLE_SINCE})
 """The annotations of pods that ask for something to be done."""
-_OF_ONE_NODE = frozenset({"DaemonSet", "Node"})
-"""The kinds of controllers whose pods can run on their node alone."""
 _MOST_COUNTED = 10_000
 """Of a list only the latest pods are counted as coming: older ones would teach no more, and take seconds."""
 _MOST_LINKS = 200
@@ -285,7 +284,7 @@ def is_stand_in(pod: Pod) -> bool:
 
 def replaceable(pod: Pod) -> Owner | None:
     """Return the controller that replaces a pod on another node; None: none does."""
-    return None if pod.owner is None or pod.owner.kind in _OF_ONE_NODE else pod.owner
+    return None if pod.owner is None or pod.owner.kind in OF_ONE_NODE else pod.owner
 
 
 # --- The use of a node's GPUs -----------------------------------------------------------------------------------------

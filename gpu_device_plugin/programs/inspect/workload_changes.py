@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import NAMESPACES, NODES, PODS, ObjectKind
+from gpu_device_plugin.cluster.objects.decoding import NAMESPACES, NODES, PODS
+from gpu_device_plugin.cluster.writers.workloads import NOTEBOOK, SCALED
 from gpu_device_plugin.core.cluster.resizing import sizes
 from gpu_device_plugin.core.cluster.usage import growable
 from gpu_device_plugin.core.report.text.printing import counted
@@ -210,11 +211,7 @@ def _label(namespace: str, bound: int) -> str:
 # --- What sleeps -----------------------------------------------------------------------------------------------------
 
 
-_SLEEPERS: Mapping[str, ObjectKind] = {
-    "deployment": ObjectKind("deployments", group="apps"),
-    "statefulset": ObjectKind("statefulsets", group="apps"),
-    "notebook": ObjectKind("notebooks", group="kubeflow.org"),
-}
+_SLEEPERS = {kind.lower(): each for kind, each in {**SCALED, "Notebook": NOTEBOOK}.items()}
 """The kinds that sleep."""
 
 
