@@ -17,7 +17,8 @@ from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.programs.simulate.experiment import POLICIES, run
 from gpu_device_plugin.programs.simulate.model import Workload, departing
-from tests.programs.simulate.test_placing import MIG, NODES, T4, gives_nothing_twice, start, workload
+from tests.mixes import MIG, T4
+from tests.programs.simulate.test_placing import NODES, gives_nothing_twice, start, workload
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.value.workload_mix import NodeType

@@ -15,26 +15,12 @@ from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.programs.simulate.experiment import POLICIES, run
 from gpu_device_plugin.programs.simulate.model import Workload, capacity_of, departing, until
 from gpu_device_plugin.settings.knobs import UsageError
+from tests.mixes import A10, KINDS, MIG, T4
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-T4 = NodeType((16, 16), ("T4", "T4"), 32_000, 131_072)
-A10 = NodeType((24,), ("A10",), 32_000, 131_072)
-KINDS = (
-    PodKind(5, 1, 2000, 4096),
-    PodKind(11, 1, 4000, 8192),
-    PodKind(0, 1, 8000, 16_384),
-    PodKind(0, 2, 8000, 16_384),
-    PodKind(8, 2, 4000, 8192),
-    PodKind(20, 1, 4000, 8192, GpuPreferences(("A10",))),
-    PodKind(0, 0, 3000, 2048),
-)
-
-
 start = Start.empty
-MIG = NodeType((16, 8, 8, 4), ("A10",) * 4, 32_000, 131_072, (None, 1, 1, 3))
-"""A GPU, and three MIG instances of two."""
 NODES = [start("t0", T4), start("t1", T4), start("a0", A10), start("a1", A10), start("t2", T4)]
 
 
