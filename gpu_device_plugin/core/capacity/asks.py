@@ -13,14 +13,14 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from hashlib import sha256
-from itertools import chain, islice, zip_longest
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, Alternative, Requirement, Terms, Toleration
 from gpu_device_plugin.model.contract.keys import HOSTNAME, STAND_IN, SWITCH_LABEL, SWITCHED_ON
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.capacity.node_kinds import NodeKind
 
@@ -280,13 +280,3 @@ def _after(attempt: _Attempt, now: float, node_start_s: float, doublings: int) -
     pause_s = min(_LONGEST_S, node_start_s * 2.0 ** min(doublings + 1, 32))
     # Whoever asks again soon after is still known.
     return _Attempt(attempt.asked_at, attempt.vain + 1, now + pause_s, now + 3 * pause_s)
-
-
-def in_turns(things: Iterable[T], namespace: Callable[[T], str]) -> Sequence[T]:
-    """Return things by turns of their namespaces; those of one namespace stay in their order."""
-    by_namespace: dict[str, list[T]] = {}
-    for thing in things:
-        by_namespace.setdefault(namespace(thing), []).append(thing)
-    missing = object()
-    turns = chain.from_iterable(zip_longest(*by_namespace.values(), fillvalue=missing))
-    return [thing for thing in turns if thing is not missing]  # type: ignore[misc]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.turns import in_turns
 from gpu_device_plugin.cluster.client.errors import (
     ApiError,
     ConflictError,
@@ -17,7 +18,6 @@ from gpu_device_plugin.cluster.client.errors import (
     UnavailableError,
 )
 from gpu_device_plugin.cluster.objects.decoding import NAMESPACES, read_metadata, version_number
-from gpu_device_plugin.core.capacity.asks import in_turns
 from gpu_device_plugin.core.cluster.resizing import Outcome, decides, resize, wants_more
 from gpu_device_plugin.core.cluster.usage import NO_GROWTH
 from gpu_device_plugin.features.elastic.contract import Allowance, write_answer

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
+from gpu_device_plugin.aio.turns import in_turns
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.cluster.writers.events import EventSubject
-from gpu_device_plugin.core.capacity.asks import PRIORITY, Asker, Attempts, Wanted, common_terms, in_turns
+from gpu_device_plugin.core.capacity.asks import PRIORITY, Asker, Attempts, Wanted, common_terms
 from gpu_device_plugin.core.capacity.node_kinds import NodeKind, lasting, likely_labels, needed, unlike
 from gpu_device_plugin.core.capacity.terms import obstacles
 from gpu_device_plugin.model.times import rfc3339

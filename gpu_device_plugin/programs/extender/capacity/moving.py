@@ -14,11 +14,11 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.turns import in_turns
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.objects.decoding import PODS
 from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome, evict
-from gpu_device_plugin.core.capacity.asks import in_turns
 from gpu_device_plugin.core.capacity.movable import Fits, Resident, Site, Stays
 from gpu_device_plugin.core.capacity.plans import planning
 from gpu_device_plugin.core.capacity.terms import NO_TERMS, NOWHERE, obstacles
