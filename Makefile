@@ -11,10 +11,10 @@ WORKERS := $(shell expr $(CORES) + 1)
 WAITING := $(shell expr $(CORES) + 1 + $$([ $(CORES) -lt 8 ] && echo $(CORES) || echo 0))
 SEED   := $(or $(SEED),$(shell date +%s))
 # The pure ring, whose branches are all tested: what takes values and returns values.
-PURE := $(subst /,.,$(basename gpu_device_plugin/core gpu_device_plugin/model gpu_device_plugin/node/rules \
-  $(wildcard gpu_device_plugin/features/*/rules gpu_device_plugin/features/*/rules.py gpu_device_plugin/features/*/contract.py)))
-PURE_TESTS := tests/core tests/model tests/node/rules \
-  $(wildcard tests/features/*/rules tests/features/*/test_rules.py tests/features/*/test_contract.py)
+PURE := $(subst /,.,$(basename $(addprefix gpu_device_plugin/,model node/rules scheduler/rules report/rules programs/doctor/rules) \
+  $(wildcard gpu_device_plugin/features/*/rules gpu_device_plugin/features/*/rules.py gpu_device_plugin/features/*/contract.py gpu_device_plugin/features/*/report.py)))
+PURE_TESTS := $(addprefix tests/,model node/rules scheduler/rules report/rules programs/doctor/rules) \
+  $(wildcard tests/features/*/rules tests/features/*/test_rules.py tests/features/*/test_contract.py tests/features/*/test_report.py)
 # Where it is set, every program that a test starts compiles the package anew, and every process of pytest all tests.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -132,7 +132,7 @@ picture: $(VENV)/.ready  ## the picture of the page in README.md, by a headless 
 docs: $(VENV)/.ready  ## build the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-mutants: $(VENV)/.ready  ## mutation-test the core, for an hour; ARGS='gpu_device_plugin.core.cluster.pod_demand.*' tests one module
+mutants: $(VENV)/.ready  ## mutation-test the core, for an hour; ARGS='gpu_device_plugin.scheduler.rules.pod_demand.*' tests one module
 	rm -rf mutants  # mutmut would reuse its earlier results although tests have changed
 	$(BIN)/pip install --quiet --disable-pip-version-check mutmut
 	$(BIN)/mutmut run $(ARGS)

@@ -19,23 +19,23 @@ import aiohttp
 from bench import hostile, synthetic
 from bench.policies import nodes_to_find
 from bench.scheduler import arguments
-from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.cluster.writers.binder import PodRef
-from gpu_device_plugin.core.cluster.fitting import fit
-from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.cluster.usage import usage_of
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
+from gpu_device_plugin.kubernetes.writers.binder import PodRef
 from gpu_device_plugin.metrics import PrometheusMetrics
-from gpu_device_plugin.programs.extender.extender_program import Extender
+from gpu_device_plugin.scheduler.extender import Extender
+from gpu_device_plugin.scheduler.rules.fitting import fit
+from gpu_device_plugin.scheduler.rules.pod_demand import Ask, ask
+from gpu_device_plugin.scheduler.rules.usage import usage_of
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
-from tests.programs.extender.contexts import binding_in
+from tests.scheduler.contexts import binding_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
 
-    from gpu_device_plugin.cluster.writers.binder import Binder
-    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.kubernetes.writers.binder import Binder
     from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 CHANGES = 10
 """Pods that end or come between two calls."""

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 
 from bench import synthetic
 from bench.node_agent import Row, machine, percentiles, show
-from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.cluster.changes import View
-from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.fleet_judge import Judge
+from gpu_device_plugin.features.learning.scheduler import Learner
 from gpu_device_plugin.model.contract.keys import AVOID_MODEL, USE_MODEL
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Amounts, Kind
-from gpu_device_plugin.programs.extender.workload_learning import Learner
-from tests.programs.extender.contexts import context
+from gpu_device_plugin.scheduler.node_evaluator import Judge
+from gpu_device_plugin.scheduler.rules.candidate import candidate
+from gpu_device_plugin.scheduler.rules.changes import View
+from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from tests.scheduler.contexts import context
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

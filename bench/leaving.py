@@ -11,23 +11,23 @@ import sys
 from typing import TYPE_CHECKING
 
 from bench.policies import policy_named
-from gpu_device_plugin.core.capacity.movable import Fits, Resident, Site, Stays
-from gpu_device_plugin.core.capacity.plans import planning
-from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.cluster.packing import finished
-from gpu_device_plugin.core.cluster.usage import Occupant, Usage
-from gpu_device_plugin.core.value.placing import Placer, asked
+from gpu_device_plugin.features.capacity.rules.movable import Fits, Resident, Site, Stays
+from gpu_device_plugin.features.capacity.rules.plans import planning
+from gpu_device_plugin.features.learning.rules.arrivals import Placer, asked
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.experiment import run
 from gpu_device_plugin.programs.simulate.model import Workload, departing
+from gpu_device_plugin.scheduler.rules.candidate import candidate
+from gpu_device_plugin.scheduler.rules.packing import finished
+from gpu_device_plugin.scheduler.rules.usage import Occupant, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpu_device_plugin.core.capacity.movable import Move
-    from gpu_device_plugin.core.value.placing import Start
+    from gpu_device_plugin.features.capacity.rules.movable import Move
+    from gpu_device_plugin.features.learning.rules.arrivals import Start
     from gpu_device_plugin.programs.simulate.model import SimulationOutcome
 
     Arrivals = tuple[Sequence[int], Sequence[int]]

@@ -12,23 +12,23 @@ import random
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from gpu_device_plugin.core.capacity.leaving import leaving
-from gpu_device_plugin.core.capacity.movable import Resident
-from gpu_device_plugin.core.capacity.node_kinds import Needs, kind_of, needed
-from gpu_device_plugin.core.capacity.terms import NO_TERMS
-from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.cluster.changes import View
-from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.cluster.usage import Occupant, Usage
-from gpu_device_plugin.fleet_judge import Judge
+from gpu_device_plugin.features.capacity.rules.leaving import leaving
+from gpu_device_plugin.features.capacity.rules.movable import Resident
+from gpu_device_plugin.features.capacity.rules.node_kinds import Needs, kind_of, needed
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Amounts, Kind
+from gpu_device_plugin.scheduler.node_evaluator import Judge
+from gpu_device_plugin.scheduler.rules.candidate import candidate
+from gpu_device_plugin.scheduler.rules.changes import View
+from gpu_device_plugin.scheduler.rules.node_constraints import NO_TERMS
+from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from gpu_device_plugin.scheduler.rules.usage import Occupant, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
 
-    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 T = TypeVar("T")
 

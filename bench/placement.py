@@ -32,8 +32,8 @@ from bench.node_agent import machine
 from bench.openb import TRACE_SHARES, trace
 from bench.policies import placed as placed_by
 from bench.scheduler import PREFIX
-from gpu_device_plugin.core.value.placing import Start
-from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
+from gpu_device_plugin.features.learning.rules.arrivals import Start
+from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, USE_MODEL
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
 from gpu_device_plugin.programs.simulate.model import Workload, capacity_of, demand_of, until

@@ -13,19 +13,19 @@ from itertools import chain, compress, islice
 from math import exp, floor
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.cluster.packing import finished
-from gpu_device_plugin.core.value.fair_learning import due, studying
-from gpu_device_plugin.core.value.marginal_value import NEVER, Appraiser, Left, unused
-from gpu_device_plugin.core.value.placing import Placer, Policy
-from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, joined
+from gpu_device_plugin.features.learning.rules.arrivals import Placer, Policy
+from gpu_device_plugin.features.learning.rules.fair_learning import due, studying
+from gpu_device_plugin.features.learning.rules.marginal_value import NEVER, Appraiser, Left, unused
+from gpu_device_plugin.features.learning.rules.workload_mix import PodKind, WorkloadMix, joined
 from gpu_device_plugin.programs.simulate.experiment import gpu_nodes, policy_of, run
 from gpu_device_plugin.programs.simulate.model import gpus_with_room
+from gpu_device_plugin.scheduler.rules.packing import finished
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.core.value.placing import Start
-    from gpu_device_plugin.core.value.workload_mix import NodeType
+    from gpu_device_plugin.features.learning.rules.arrivals import Start
+    from gpu_device_plugin.features.learning.rules.workload_mix import NodeType
     from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Workload
 
 _TYPICAL = 0.95

@@ -9,9 +9,6 @@ from functools import cache
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.cluster.candidate import by_division
-from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.cluster.usage import promise
 from gpu_device_plugin.model.contract.keys import ASSIGNED, NODE_GPUS, SPLIT_LABEL, USE_MODEL
 from gpu_device_plugin.model.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.model.contract.nodelabels import node_labels
@@ -20,6 +17,9 @@ from gpu_device_plugin.model.placing import Demand, Placement
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.shares import Shares, share_id
+from gpu_device_plugin.scheduler.rules.candidate import by_division
+from gpu_device_plugin.scheduler.rules.pod_demand import Ask, ask
+from gpu_device_plugin.scheduler.rules.usage import promise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

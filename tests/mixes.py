@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
+from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 
 T4 = NodeType((16, 16), ("T4", "T4"), 32_000, 131_072)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.report.gauges import NodeMetrics
 from gpu_device_plugin.features.use.contract import (
     ContainerUse,
     GpuUse,
@@ -19,6 +18,7 @@ from gpu_device_plugin.features.use.contract import (
 from gpu_device_plugin.model.contract.keys import NODE_LIMITS, NODE_USE
 from gpu_device_plugin.model.contract.nodelabels import NodeLimits, write_node_limits
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
+from gpu_device_plugin.report.rules.gauges import NodeMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

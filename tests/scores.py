@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
-from gpu_device_plugin.core.cluster.fitting import unfit
-from gpu_device_plugin.core.cluster.packing import Effort
-from gpu_device_plugin.core.cluster.scoring import Scorer
-from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.resources import Amounts
+from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate
+from gpu_device_plugin.scheduler.rules.fitting import unfit
+from gpu_device_plugin.scheduler.rules.packing import Effort
+from gpu_device_plugin.scheduler.rules.scoring import Scorer
+from gpu_device_plugin.scheduler.rules.usage import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpu_device_plugin.core.cluster.pod_demand import Ask
+    from gpu_device_plugin.scheduler.rules.pod_demand import Ask
 
 
 def score(ask: Ask, node: Candidate, node_policy: str, gpu_policy: str) -> int:

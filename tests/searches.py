@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.capacity.plans import NO_BUDGETS, Plan, planning
-from gpu_device_plugin.core.cluster.packing import finished
-from gpu_device_plugin.core.value.fair_learning import Study, studying
-from gpu_device_plugin.core.value.price_learning import Tables, learning
+from gpu_device_plugin.features.capacity.rules.plans import NO_BUDGETS, Plan, planning
+from gpu_device_plugin.features.learning.rules.fair_learning import Study, studying
+from gpu_device_plugin.features.learning.rules.price_learning import Tables, learning
+from gpu_device_plugin.scheduler.rules.packing import finished
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpu_device_plugin.core.capacity.movable import Goal, Site
-    from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind, WorkloadMix
+    from gpu_device_plugin.features.capacity.rules.movable import Goal, Site
+    from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind, WorkloadMix
 
 
 def learn(mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]) -> Tables:

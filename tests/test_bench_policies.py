@@ -11,9 +11,9 @@ import pytest
 from bench.leaving import run_moving
 from bench.openb import allocated, nodes_in_trace, pods_in_trace
 from bench.policies import Apart, BestFit, Fgd, placed, placer_on
-from gpu_device_plugin.core.value.marginal_value import NEVER, Left
-from gpu_device_plugin.core.value.placing import Placer, Start
-from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.features.learning.rules.arrivals import Placer, Start
+from gpu_device_plugin.features.learning.rules.marginal_value import NEVER, Left
+from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.programs.simulate.experiment import POLICIES, run
 from gpu_device_plugin.programs.simulate.model import Workload, departing
@@ -21,7 +21,7 @@ from tests.mixes import MIG, T4
 from tests.programs.simulate.test_placing import NODES, gives_nothing_twice, start, workload
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.value.workload_mix import NodeType
+    from gpu_device_plugin.features.learning.rules.workload_mix import NodeType
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from bench.policies import BestFit, Fgd, SamplingPlacer, nodes_to_find, passes, placed
-from gpu_device_plugin.core.value.marginal_value import NEVER, Appraiser, Left
-from gpu_device_plugin.core.value.placing import ByFullness, Policy, Start
-from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
+from gpu_device_plugin.features.learning.rules.arrivals import ByFullness, Policy, Start
+from gpu_device_plugin.features.learning.rules.marginal_value import NEVER, Appraiser, Left
+from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.programs.simulate.experiment import gpu_nodes
 from gpu_device_plugin.programs.simulate.model import Workload

@@ -11,12 +11,12 @@ import pytest
 
 from bench import sampling, synthetic
 from bench.kubeapi import Bound
-from gpu_device_plugin.cluster.objects.decoding import PodReader
-from gpu_device_plugin.core.cluster.candidate import by_division, candidate
-from gpu_device_plugin.core.cluster.fitting import Unfit, unfit
-from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort
-from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.cluster.usage import usage_of
+from gpu_device_plugin.kubernetes.objects.decoding import PodReader
+from gpu_device_plugin.scheduler.rules.candidate import by_division, candidate
+from gpu_device_plugin.scheduler.rules.fitting import Unfit, unfit
+from gpu_device_plugin.scheduler.rules.packing import CachingPacker, Effort
+from gpu_device_plugin.scheduler.rules.pod_demand import Ask, ask
+from gpu_device_plugin.scheduler.rules.usage import usage_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import grimp
 import pytest
 
-from gpu_device_plugin.core.report.gauges import NodeMetrics
 from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_LIMITS, NODE_USE
 from gpu_device_plugin.model.telemetry import GpuTelemetry
 from gpu_device_plugin.node.feature_context import settings_of
+from gpu_device_plugin.report.rules.gauges import NodeMetrics
 from gpu_device_plugin.settings.knobs import SettingsError, knobs_of
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources

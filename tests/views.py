@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.cluster.candidate import candidate, with_cordons
-from gpu_device_plugin.core.cluster.held_instances import InstancePod
-from gpu_device_plugin.core.cluster.node_report import NodeView
-from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage
 from gpu_device_plugin.features.use.contract import NO_REPORT, NodeReport
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.nodes import NodeRecord
+from gpu_device_plugin.report.rules.held_instances import InstancePod
+from gpu_device_plugin.report.rules.node_view import NodeView
+from gpu_device_plugin.scheduler.rules.candidate import candidate, with_cordons
+from gpu_device_plugin.scheduler.rules.usage import NOTHING, Occupant, Usage
 from tests.builders import GPU_COUNT, GPU_MEM
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
-from gpu_device_plugin.core.report.gauges import NodeMetrics
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware
@@ -38,6 +37,7 @@ from gpu_device_plugin.node.rules.node import Node
 from gpu_device_plugin.node.rules.node_config import share_size
 from gpu_device_plugin.node.serving import Advertiser, DevicePlugin, OtherPlugins
 from gpu_device_plugin.probes import serving_probes
+from gpu_device_plugin.report.rules.gauges import NodeMetrics
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.aio.http import Route
     from gpu_device_plugin.aio.observable import Observable
-    from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint
     from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.limits import GpuEnforcement
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.rules.container_grants import Delivery, Grant, GrantOwner, Mount
     from gpu_device_plugin.node.rules.matching import Match
     from gpu_device_plugin.node.rules.serving_mode import Serving
+    from gpu_device_plugin.report.rules.gauges import NodeMetrics
 
 F = TypeVar("F", bound="NodeFeature")
 Tasks: TypeAlias = "Iterable[Coroutine[Any, Any, NoReturn]]"

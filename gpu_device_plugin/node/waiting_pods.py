@@ -22,7 +22,7 @@ from gpu_device_plugin.node.rules.matching import ContainerRequest, Matched, Wai
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.cluster.node_pods import NodePods
+    from gpu_device_plugin.kubernetes.node_pods import NodePods
     from gpu_device_plugin.model.allocations import Allocation, Slot
     from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
     from gpu_device_plugin.model.contract.promises import Promise

@@ -21,12 +21,12 @@ import msgspec
 
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.aio.waiting import wait_within
-from gpu_device_plugin.cluster.client.api_client import Client, Timing
-from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, GoneError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS, ObjectKind
-from gpu_device_plugin.core.report.finding import Unknown
-from gpu_device_plugin.view.objects import decoded
+from gpu_device_plugin.kubernetes.client.api_client import Client, Timing
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
+from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, GoneError, NotFoundError
+from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS, ObjectKind
+from gpu_device_plugin.report.objects import decoded
+from gpu_device_plugin.report.rules.finding import Unknown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence

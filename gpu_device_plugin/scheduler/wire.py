@@ -15,8 +15,8 @@ from msgspec import Raw, Struct, field
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.fleet import FleetEntry
+    from gpu_device_plugin.scheduler.cluster_state import FleetEntry
+    from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 T = TypeVar("T")
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.settings.knobs import Form, Knob
-    from tests.cluster.conftest import RealServer
+    from tests.kubernetes.conftest import RealServer
 
 CHART = Chart(DEPLOY / "chart")
 VALUES: Json = CHART.values({})

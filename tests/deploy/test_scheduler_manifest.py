@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gpu_device_plugin import cli
-from gpu_device_plugin.programs.extender.extender_routes import PREFIX
+from gpu_device_plugin.scheduler.extender_routes import PREFIX
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from tests.configmap import FOLDER, texts_of
 from tests.deploy import manifests

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.model.contract.keys import INSTANCES
 from gpu_device_plugin.model.mig import MigMode, is_mig_resource
 from gpu_device_plugin.model.pods import ContainerKind
-from gpu_device_plugin.programs.extender.extender_program import Extender
 from gpu_device_plugin.programs.inspect import inspect_program
+from gpu_device_plugin.scheduler.extender import Extender
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.pod_specs import ContainerSpec, Pod, PodSpec
@@ -28,7 +28,7 @@ from tests.builders import GPU_COUNT, GPU_MEM
 from tests.cluster_double.api_server import ApiServer
 from tests.node.cluster_harness import said_of, takes_pods
 from tests.node.harness import NodeWorld, world
-from tests.programs.extender.harness import QUICK
+from tests.scheduler.harness import QUICK
 from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
 
 if TYPE_CHECKING:

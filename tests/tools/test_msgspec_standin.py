@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import gpu_device_plugin.cluster.reflector
-import gpu_device_plugin.cluster.writers.evictions
+import gpu_device_plugin.kubernetes.reflector
+import gpu_device_plugin.kubernetes.writers.evictions
 import gpu_device_plugin.programs.inspect.inspect_program
-import gpu_device_plugin.view.following  # noqa: F401 - what the archive has
+import gpu_device_plugin.report.followed_cluster  # noqa: F401 - what the archive has
 from tests.tools import standin_worker
 
 if TYPE_CHECKING:

@@ -7,20 +7,20 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.client.errors import Call
-from gpu_device_plugin.core.capacity.movable import Move, Resident, Stays
-from gpu_device_plugin.core.capacity.plans import Plan
-from gpu_device_plugin.core.cluster.agentpods import agents
-from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.report.finding import note
-from gpu_device_plugin.core.report.text.plan_texts import verdict
-from gpu_device_plugin.core.report.why.explanations import Kept, answers, what_makes_room, why_waits
-from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
-from gpu_device_plugin.core.report.why.pod_use import of_pod, resizes
+from gpu_device_plugin.features.capacity.report import verdict
+from gpu_device_plugin.features.capacity.rules.movable import Move, Resident, Stays
+from gpu_device_plugin.features.capacity.rules.plans import Plan
+from gpu_device_plugin.kubernetes.client.errors import Call
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED
 from gpu_device_plugin.model.limits import CHOOSABLE
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.programs.web.page_state import ASKING, NO_NODES
+from gpu_device_plugin.report.rules.agent_pods import agents
+from gpu_device_plugin.report.rules.finding import note
+from gpu_device_plugin.report.rules.node_answers import Kept, answers, what_makes_room, why_waits
+from gpu_device_plugin.report.rules.pod_causes import SchedulingStatus
+from gpu_device_plugin.report.rules.pod_use import of_pod, resizes
+from gpu_device_plugin.scheduler.rules.pod_demand import Ask, ask
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.reports import ASKED, part, report
 from tests.views import node_view, pod_on, put_aside
@@ -28,7 +28,7 @@ from tests.web.page_server import PageServer
 from tests.web.scenes import small
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.report.why.explanations import NodeAnswer
+    from gpu_device_plugin.report.rules.node_answers import NodeAnswer
     from tests.web.browser import Browser
 
 NAMES = re.compile(

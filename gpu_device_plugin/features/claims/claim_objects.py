@@ -6,9 +6,6 @@ from typing import Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.decoding import ObjectKind, ObjectMeta, decoded, named
-from gpu_device_plugin.cluster.objects.quantity import whole_quantity
-from gpu_device_plugin.cluster.objects.requests import LONGEST_NAME, LONGEST_UID, fits
 from gpu_device_plugin.features.claims.contract import (
     COMPUTE,
     DRIVER,
@@ -21,6 +18,9 @@ from gpu_device_plugin.features.claims.contract import (
     Parameters,
 )
 from gpu_device_plugin.features.claims.rules.pool import Content, Present
+from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind, ObjectMeta, decoded, named
+from gpu_device_plugin.kubernetes.objects.quantity import whole_quantity
+from gpu_device_plugin.kubernetes.objects.requests import LONGEST_NAME, LONGEST_UID, fits
 
 GROUP = "resource.k8s.io"
 CLAIMS = ObjectKind("resourceclaims", group=GROUP)

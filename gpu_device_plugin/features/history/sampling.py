@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gpu_device_plugin.aio.http import Request
-    from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.features.history.contract import ContainerHistory
     from gpu_device_plugin.features.history.rules.ring import Selection
     from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.model.telemetry import GpuTelemetry
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
+    from gpu_device_plugin.report.rules.gauges import NodeMetrics
 
 _log = logging.getLogger(__name__)
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import NoReturn
 
-    from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome
     from gpu_device_plugin.model.allocations import Place
     from gpu_device_plugin.model.limits import LimitMeans
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.rules.admission import Refusal
+    from gpu_device_plugin.report.rules.gauges import NodeMetrics
 
 _log = logging.getLogger(__name__)
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from typing import Any, NoReturn
 
-    from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement
     from gpu_device_plugin.features.limits.rules.limit_grants import Part
     from gpu_device_plugin.features.mps.contract import MpsGpu
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, StartRequest, Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.rules.container_grants import Grant
+    from gpu_device_plugin.report.rules.gauges import NodeMetrics
 
 _log = logging.getLogger(__name__)
 

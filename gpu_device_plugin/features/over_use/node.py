@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.core.report.text.use_texts import annotation, event_note, outlook, use_of
 from gpu_device_plugin.features.eviction.evictor import Evictor
 from gpu_device_plugin.features.over_use.rules import OverUseRules, Response, Watch
 from gpu_device_plugin.features.over_use.settings import OverUseSettings
@@ -16,17 +15,18 @@ from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.model.contract.keys import OVER_USE
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.node.extension import NodeFeature
+from gpu_device_plugin.report.rules.use_texts import annotation, event_note, outlook, use_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.features.over_use.rules import Excess
     from gpu_device_plugin.features.use.rules.process_use import UseReading
     from gpu_device_plugin.model.allocations import Place
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
+    from gpu_device_plugin.report.rules.gauges import NodeMetrics
 
 _log = logging.getLogger(__name__)
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from gpu_device_plugin.aio.http import Route
-    from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.features.use.contract import NodeUse
     from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus, LimitsOf
     from gpu_device_plugin.features.use.rules.use_report import AskedToReturn, Names
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.telemetry import GpuReading
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
+    from gpu_device_plugin.report.rules.gauges import NodeMetrics
 
 _log = logging.getLogger(__name__)
 

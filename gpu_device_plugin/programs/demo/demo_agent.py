@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import logs
+from gpu_device_plugin.commandline import ending
 from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
 from gpu_device_plugin.features.use.node import UseReports
 from gpu_device_plugin.node.agent import NodeAgent
 from gpu_device_plugin.programs.agent.node_program import NodeProgram
-from gpu_device_plugin.programs.commandline import ending
 from gpu_device_plugin.settings.sources import Sources
 
 if TYPE_CHECKING:

@@ -16,13 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.client.api_client import Client, Timing
-from gpu_device_plugin.cluster.client.config import ClusterConfigError, config_if_any
-from gpu_device_plugin.cluster.client.errors import ApiError, Call
-from gpu_device_plugin.cluster.writers.own_node import OwnNode
-from gpu_device_plugin.core.report.finding import Unknown, examine, exit_code, report
-from gpu_device_plugin.core.report.findings.node_checks import CHECKS
-from gpu_device_plugin.core.report.findings.symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles, node_seen
+from gpu_device_plugin.commandline import show
 from gpu_device_plugin.features.claims.claim_objects import GROUP
 from gpu_device_plugin.features.conflicts.rules import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
 from gpu_device_plugin.features.conflicts.settings import ConflictSettings
@@ -47,6 +41,10 @@ from gpu_device_plugin.kubelet.sockets import (
     listened_to,
 )
 from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
+from gpu_device_plugin.kubernetes.client.api_client import Client, Timing
+from gpu_device_plugin.kubernetes.client.config import ClusterConfigError, config_if_any
+from gpu_device_plugin.kubernetes.client.errors import ApiError, Call
+from gpu_device_plugin.kubernetes.writers.own_node import OwnNode
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.mig import MigMode
@@ -54,8 +52,10 @@ from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
 from gpu_device_plugin.node.rules.node_config import mig_mode
 from gpu_device_plugin.node.rules.serving_mode import ServingMode
-from gpu_device_plugin.programs.commandline import show
 from gpu_device_plugin.programs.doctor import node_reading
+from gpu_device_plugin.programs.doctor.rules.node_checks import CHECKS
+from gpu_device_plugin.programs.doctor.rules.symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles, node_seen
+from gpu_device_plugin.report.rules.finding import Unknown, examine, exit_code, report
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:

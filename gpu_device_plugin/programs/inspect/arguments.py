@@ -8,11 +8,11 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin import __version__
-from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
-from gpu_device_plugin.core.report.tables.terminal_tables import SORTS
+from gpu_device_plugin.commandline import Parser, add_settings, no_such_argument
 from gpu_device_plugin.features.history.contract import LAST_HOUR
 from gpu_device_plugin.model.contract.cordons import LONGEST_REASON
-from gpu_device_plugin.programs.commandline import Parser, add_settings, no_such_argument
+from gpu_device_plugin.report.rules.agent_pods import AGENT_NAMESPACE
+from gpu_device_plugin.report.rules.terminal_tables import SORTS
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
 

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from gpu_device_plugin.cluster.client.errors import ApiError
-from gpu_device_plugin.cluster.objects.decoding import (
+from gpu_device_plugin.features.claims.claim_objects import CLAIMS, GROUP, SLICES, read_slice
+from gpu_device_plugin.features.claims.contract import DRIVER
+from gpu_device_plugin.features.conflicts.rules import sightings
+from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.kubernetes.objects.decoding import (
     LEASES,
     NodeReader,
     ObjectKind,
@@ -18,21 +21,6 @@ from gpu_device_plugin.cluster.objects.decoding import (
     PodReader,
     UnreadableObjectError,
 )
-from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
-from gpu_device_plugin.core.report.findings.component_checks import group_of
-from gpu_device_plugin.core.report.findings.symptoms import (
-    ClusterSymptoms,
-    Karpenter,
-    Lease,
-    NodeSeen,
-    PartSeen,
-    PodSeen,
-    node_seen,
-)
-from gpu_device_plugin.core.report.leftovers import mig_resources
-from gpu_device_plugin.features.claims.claim_objects import CLAIMS, GROUP, SLICES, read_slice
-from gpu_device_plugin.features.claims.contract import DRIVER
-from gpu_device_plugin.features.conflicts.rules import sightings
 from gpu_device_plugin.model.contract.keys import (
     ASSUME_TIME,
     ELASTIC,
@@ -46,9 +34,20 @@ from gpu_device_plugin.model.contract.variables import VISIBLE_DEVICES
 from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.times import epoch_s
+from gpu_device_plugin.programs.doctor.rules.component_checks import group_of
+from gpu_device_plugin.programs.doctor.rules.leftovers import mig_resources
+from gpu_device_plugin.programs.doctor.rules.symptoms import (
+    ClusterSymptoms,
+    Karpenter,
+    Lease,
+    NodeSeen,
+    PartSeen,
+    PodSeen,
+    node_seen,
+)
 from gpu_device_plugin.programs.inspect.node_history import histories
 from gpu_device_plugin.programs.kubectl import unread
-from gpu_device_plugin.view.objects import (
+from gpu_device_plugin.report.objects import (
     AGENT_LABELS,
     ApiObject,
     Condition,
@@ -59,14 +58,15 @@ from gpu_device_plugin.view.objects import (
     decoded,
     readable_claims,
 )
+from gpu_device_plugin.report.rules.agent_pods import AGENT_NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from gpu_device_plugin.core.report.finding import Unknown
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.kubectl import Access
+    from gpu_device_plugin.report.rules.finding import Unknown
 
 R = TypeVar("R")
 T = TypeVar("T")

@@ -13,15 +13,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError
-from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS, ObjectKind, UnreadableObjectError
-from gpu_device_plugin.core.report.finding import examine, exit_code, report
-from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS, examine_partly
-from gpu_device_plugin.core.report.tables.terminal_tables import Picture
-from gpu_device_plugin.core.report.text.columns import Line, columns
-from gpu_device_plugin.core.report.why.explanations import explain, explain_briefly
+from gpu_device_plugin.commandline import FAILED, OK, ending, resources_in, say, show, width
 from gpu_device_plugin.features.history.contract import NodeHistory
-from gpu_device_plugin.programs.commandline import FAILED, OK, ending, resources_in, say, show, width
+from gpu_device_plugin.features.learning.prices import lesson_of, price_lines
+from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
+from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS, ObjectKind, UnreadableObjectError
+from gpu_device_plugin.programs.doctor.rules.cluster_checks import CHECKS, examine_partly
 from gpu_device_plugin.programs.inspect.arguments import INTERVAL_S, MOST_EXPLAINED, parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.node_changes import cordon, uncordon, uninstall
@@ -31,13 +28,16 @@ from gpu_device_plugin.programs.inspect.plan import plan_moves
 from gpu_device_plugin.programs.inspect.top_screen import top
 from gpu_device_plugin.programs.inspect.workload_changes import named_pod, resize, wake
 from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, needed, reaching, unread
+from gpu_device_plugin.report.agent_reader import AgentUnreadableError
+from gpu_device_plugin.report.followed_cluster import cluster
+from gpu_device_plugin.report.objects import escaped, gpu_pods
+from gpu_device_plugin.report.pod_details import events
+from gpu_device_plugin.report.rules.columns import Line, columns
+from gpu_device_plugin.report.rules.finding import examine, exit_code, report
+from gpu_device_plugin.report.rules.node_answers import explain, explain_briefly
+from gpu_device_plugin.report.rules.terminal_tables import Picture
+from gpu_device_plugin.report.why_pod import events_of, explained, histories_of, on_gpus
 from gpu_device_plugin.settings.knobs import UsageError
-from gpu_device_plugin.view.agent_reader import AgentUnreadableError
-from gpu_device_plugin.view.following import cluster
-from gpu_device_plugin.view.learned_mix import lesson_of, price_lines
-from gpu_device_plugin.view.objects import escaped, gpu_pods
-from gpu_device_plugin.view.poddetails import events
-from gpu_device_plugin.view.why_pod import events_of, explained, histories_of, on_gpus
 
 if TYPE_CHECKING:
     import argparse

@@ -6,38 +6,38 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.client.api_client import PatchType
-from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, NodeReader
-from gpu_device_plugin.cluster.writers.own_node import OwnNode
-from gpu_device_plugin.core.capacity.plans import drain, on_gpus
-from gpu_device_plugin.core.cluster.candidate import gpus_of_node, with_cordons
-from gpu_device_plugin.core.report.leftovers import leftovers
-from gpu_device_plugin.core.report.text.plan_texts import staying_lines
-from gpu_device_plugin.core.report.text.printing import counted, first, gpu_names, short_uuid
+from gpu_device_plugin.commandline import FAILED, OK
+from gpu_device_plugin.features.capacity.report import staying_lines
+from gpu_device_plugin.features.capacity.rules.plans import drain, on_gpus
+from gpu_device_plugin.kubernetes.client.api_client import PatchType
+from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError
+from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS, NodeReader
+from gpu_device_plugin.kubernetes.writers.own_node import OwnNode
 from gpu_device_plugin.model.contract.cordons import Cordon, cordon_of, read_cordons, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS, SWITCH_LABEL, SWITCHED_ON, MalformedAnnotationError
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.programs.commandline import FAILED, OK
+from gpu_device_plugin.programs.doctor.rules.leftovers import leftovers
 from gpu_device_plugin.programs.inspect.arguments import REALLY
 from gpu_device_plugin.programs.inspect.overview import nodes_named
 from gpu_device_plugin.programs.inspect.plan import arranged, confirmed, details
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
-from gpu_device_plugin.view.objects import AGENT_LABELS, Pod
+from gpu_device_plugin.report.objects import AGENT_LABELS, Pod
+from gpu_device_plugin.report.rules.printing import counted, first, gpu_names, short_uuid
+from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node, with_cordons
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.capacity.plans import Drain
-    from gpu_device_plugin.core.cluster.held_instances import InstancePod
-    from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.features.capacity.arrangement import Arrangement
+    from gpu_device_plugin.features.capacity.rules.plans import Drain
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
     from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.inspect.overview import Output
     from gpu_device_plugin.programs.kubectl import Access
-    from gpu_device_plugin.view.movable_pods import Arrangement
+    from gpu_device_plugin.report.rules.held_instances import InstancePod
+    from gpu_device_plugin.report.rules.node_view import NodeView
 
 _ALL = ":all"
 """After the number of a GPU in MIG mode, as in ``0:all``."""

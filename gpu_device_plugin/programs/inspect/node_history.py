@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from gpu_device_plugin.cluster.client.errors import ApiError
-from gpu_device_plugin.cluster.objects.decoding import NODES, PODS
-from gpu_device_plugin.core.cluster.agentpods import agents
-from gpu_device_plugin.core.report.finding import Unknown
-from gpu_device_plugin.core.report.tables import history_tables as tables
-from gpu_device_plugin.core.report.text.columns import Line, Tone
-from gpu_device_plugin.core.report.text.printing import first
+from gpu_device_plugin.commandline import FAILED, OK, encodes, say
 from gpu_device_plugin.features.history import contract
+from gpu_device_plugin.features.history import report as tables
+from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
-from gpu_device_plugin.programs.commandline import FAILED, OK, encodes, say
 from gpu_device_plugin.programs.kubectl import MISSING_RIGHT, ClusterUnreadableError, needed, unread
-from gpu_device_plugin.view.agent_reader import AgentReader, AgentUnreadableError
-from gpu_device_plugin.view.objects import AGENT_LABELS, Named, agent_pods
+from gpu_device_plugin.report.agent_reader import AgentReader, AgentUnreadableError
+from gpu_device_plugin.report.objects import AGENT_LABELS, Named, agent_pods
+from gpu_device_plugin.report.rules.agent_pods import agents
+from gpu_device_plugin.report.rules.columns import Line, Tone
+from gpu_device_plugin.report.rules.finding import Unknown
+from gpu_device_plugin.report.rules.printing import first
 
 if TYPE_CHECKING:
     import argparse

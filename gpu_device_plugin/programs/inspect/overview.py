@@ -6,11 +6,18 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS
-from gpu_device_plugin.core.report.overview_document import document
-from gpu_device_plugin.core.report.tables.overview import details, summary, wide
-from gpu_device_plugin.core.report.tables.terminal_tables import (
+from gpu_device_plugin.commandline import OK, say, width
+from gpu_device_plugin.features.claims.claim_objects import CLAIMS
+from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, NotFoundError
+from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS
+from gpu_device_plugin.programs.inspect.arguments import COMMANDS
+from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, unread
+from gpu_device_plugin.report.followed_cluster import cluster
+from gpu_device_plugin.report.objects import ABSENT, escaped, gpu_pods, readable_claims, unseen
+from gpu_device_plugin.report.rules.columns import columns
+from gpu_device_plugin.report.rules.gpushare_layout import details, summary, wide
+from gpu_device_plugin.report.rules.overview_document import document
+from gpu_device_plugin.report.rules.terminal_tables import (
     by_name,
     folded,
     folded_details,
@@ -20,15 +27,8 @@ from gpu_device_plugin.core.report.tables.terminal_tables import (
     rows_claimed,
     rows_waiting,
 )
-from gpu_device_plugin.core.report.text.columns import columns
-from gpu_device_plugin.core.report.text.use_texts import at_a_glance
-from gpu_device_plugin.features.claims.claim_objects import CLAIMS
-from gpu_device_plugin.programs.commandline import OK, say, width
-from gpu_device_plugin.programs.inspect.arguments import COMMANDS
-from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, unread
+from gpu_device_plugin.report.rules.use_texts import at_a_glance
 from gpu_device_plugin.settings.knobs import nearest
-from gpu_device_plugin.view.following import cluster
-from gpu_device_plugin.view.objects import ABSENT, escaped, gpu_pods, readable_claims, unseen
 
 if TYPE_CHECKING:
     import argparse
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.report.tables.terminal_tables import PodRow
-    from gpu_device_plugin.core.report.text.columns import Line
     from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.kubectl import Access
-    from gpu_device_plugin.view.following import FollowedCluster
+    from gpu_device_plugin.report.followed_cluster import FollowedCluster
+    from gpu_device_plugin.report.rules.columns import Line
+    from gpu_device_plugin.report.rules.node_view import NodeView
+    from gpu_device_plugin.report.rules.terminal_tables import PodRow
 
     Output = tuple[Sequence[str | Line], int]
     """Lines, and the exit code."""

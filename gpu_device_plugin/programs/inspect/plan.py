@@ -10,14 +10,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError, UnavailableError
-from gpu_device_plugin.cluster.objects.decoding import PODS, PodReader
-from gpu_device_plugin.core.capacity.movable import NodesFree, after, usage_at
-from gpu_device_plugin.core.capacity.plans import plan_each, planning
-from gpu_device_plugin.core.cluster.packing import finished
-from gpu_device_plugin.core.cluster.usage import usage_of
-from gpu_device_plugin.core.contract.moves import Destination, write_destination
-from gpu_device_plugin.core.report.text.plan_texts import (
+from gpu_device_plugin.commandline import FAILED, OK, say, width
+from gpu_device_plugin.features.capacity.arrangement import BUDGETS, ArrangementReader
+from gpu_device_plugin.features.capacity.contract import Destination, write_destination
+from gpu_device_plugin.features.capacity.report import (
     gpu_lines,
     move_lines,
     moves_of,
@@ -25,13 +21,17 @@ from gpu_device_plugin.core.report.text.plan_texts import (
     staying_lines,
     verdict,
 )
-from gpu_device_plugin.core.report.text.printing import counted
+from gpu_device_plugin.features.capacity.rules.movable import NodesFree, after, usage_at
+from gpu_device_plugin.features.capacity.rules.plans import plan_each, planning
+from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError, UnavailableError
+from gpu_device_plugin.kubernetes.objects.decoding import PODS, PodReader
 from gpu_device_plugin.model.contract.keys import MOVE_REFUSED, MOVE_TO, READ_BY_AGENT
-from gpu_device_plugin.programs.commandline import FAILED, OK, say, width
 from gpu_device_plugin.programs.inspect.overview import cluster_of
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
-from gpu_device_plugin.view.movable_pods import BUDGETS, ArrangementReader
-from gpu_device_plugin.view.objects import readable
+from gpu_device_plugin.report.objects import readable
+from gpu_device_plugin.report.rules.printing import counted
+from gpu_device_plugin.scheduler.rules.packing import finished
+from gpu_device_plugin.scheduler.rules.usage import usage_of
 
 if TYPE_CHECKING:
     import argparse
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from gpu_device_plugin.core.capacity.movable import Move, Resident, Site
-    from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.report.text.columns import Line
+    from gpu_device_plugin.features.capacity.arrangement import Arrangement
+    from gpu_device_plugin.features.capacity.rules.movable import Move, Resident, Site
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.inspect.overview import Output
     from gpu_device_plugin.programs.kubectl import Access
-    from gpu_device_plugin.view.movable_pods import Arrangement
+    from gpu_device_plugin.report.rules.columns import Line
+    from gpu_device_plugin.report.rules.node_view import NodeView
 
 _MANIFEST = "deploy/optional/capacity.yaml (chart: scheduler.capacity)"
 

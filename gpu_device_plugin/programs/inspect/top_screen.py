@@ -12,17 +12,17 @@ import time
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.waiting import wait_within
-from gpu_device_plugin.cluster.client.errors import ApiError
-from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
-from gpu_device_plugin.core.report.tables.terminal_tables import Picture, frame
-from gpu_device_plugin.programs.commandline import coloured, painted
+from gpu_device_plugin.commandline import coloured, painted
+from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.kubernetes.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
+from gpu_device_plugin.report.rules.terminal_tables import Picture, frame
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
     from typing import TextIO
 
-    from gpu_device_plugin.core.report.text.columns import Line
+    from gpu_device_plugin.report.rules.columns import Line
 
 _NARROWEST = 40
 _ENDS = frozenset("qQ\x03\x04")

@@ -9,22 +9,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import NAMESPACES, NODES, PODS
-from gpu_device_plugin.cluster.writers.workloads import NOTEBOOK, SCALED
-from gpu_device_plugin.core.cluster.resizing import sizes
-from gpu_device_plugin.core.cluster.usage import growable
-from gpu_device_plugin.core.report.text.printing import counted
-from gpu_device_plugin.core.report.why.pod_use import (
-    gpu_of,
-    not_resizable,
-    of_size,
-    settled,
-    unreadable_wishes,
-    why_not,
-)
+from gpu_device_plugin.commandline import FAILED, OK
 from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, Allowance, Wish, read_wish, write_wish
+from gpu_device_plugin.features.elastic.rules.promising import sizes
 from gpu_device_plugin.features.idle.rules import replicas_before
+from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, NotFoundError
+from gpu_device_plugin.kubernetes.objects.decoding import NAMESPACES, NODES, PODS
+from gpu_device_plugin.kubernetes.writers.workloads import NOTEBOOK, SCALED
 from gpu_device_plugin.model.contract.keys import (
     MEMORY_GUARANTEE,
     MEMORY_LIMIT,
@@ -32,23 +23,32 @@ from gpu_device_plugin.model.contract.keys import (
     REPLICAS_BEFORE_IDLE,
     RESIZE_BOUND,
 )
-from gpu_device_plugin.programs.commandline import FAILED, OK
 from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
-from gpu_device_plugin.view.following import cluster
-from gpu_device_plugin.view.objects import ApiObject, Named, decoded
-from gpu_device_plugin.view.poddetails import pod_and_status
+from gpu_device_plugin.report.followed_cluster import cluster
+from gpu_device_plugin.report.objects import ApiObject, Named, decoded
+from gpu_device_plugin.report.pod_details import pod_and_status
+from gpu_device_plugin.report.rules.pod_use import (
+    gpu_of,
+    not_resizable,
+    of_size,
+    settled,
+    unreadable_wishes,
+    why_not,
+)
+from gpu_device_plugin.report.rules.printing import counted
+from gpu_device_plugin.scheduler.rules.usage import growable
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
     from gpu_device_plugin.features.elastic.contract import Size
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.inspect.overview import Output
     from gpu_device_plugin.programs.kubectl import Access
+    from gpu_device_plugin.report.rules.node_view import NodeView
+    from gpu_device_plugin.report.rules.pod_causes import SchedulingStatus
 
 PATIENCE_S, _EVERY_S = 15.0, 0.5
 _AGAIN = "the wish stays, and is tried again within a minute"

@@ -7,10 +7,10 @@ from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.objects.quantity import allocatable_amounts
-from gpu_device_plugin.core.value.placing import Start
-from gpu_device_plugin.core.value.workload_mix import GpuKind, NodeType, PodKind
+from gpu_device_plugin.features.learning.rules.arrivals import Start
+from gpu_device_plugin.features.learning.rules.workload_mix import GpuKind, NodeType, PodKind
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS, UNIFIED
+from gpu_device_plugin.kubernetes.objects.quantity import allocatable_amounts
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.model.gpus import MOST_GPUS, MOST_SHARES
 from gpu_device_plugin.model.mig import GPU_SLICES

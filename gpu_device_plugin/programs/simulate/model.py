@@ -10,16 +10,16 @@ from itertools import accumulate, chain
 from math import ceil
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.value.price_learning import mean_gpu
-from gpu_device_plugin.core.value.workload_mix import needs_gpus
+from gpu_device_plugin.features.learning.rules.price_learning import mean_gpu
+from gpu_device_plugin.features.learning.rules.workload_mix import needs_gpus
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.value.marginal_value import Left
-    from gpu_device_plugin.core.value.placing import Start
-    from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
+    from gpu_device_plugin.features.learning.rules.arrivals import Start
+    from gpu_device_plugin.features.learning.rules.marginal_value import Left
+    from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind
 
 
 def gpus_with_room(kind: PodKind, shape: NodeType, left: Left) -> list[int]:

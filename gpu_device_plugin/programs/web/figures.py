@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.turns import Turns
-from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
-from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE, NEVER, Agents, Attempt, due, shared
 from gpu_device_plugin.features.use.contract import SERVED, USE_PATH, read_node_use
+from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.model.contract.keys import MalformedAnnotationError
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.view.agent_reader import AgentReader, understood
+from gpu_device_plugin.report.agent_reader import AgentReader, understood
+from gpu_device_plugin.report.rules.agent_pods import AGENT_NAMESPACE, NEVER, Agents, Attempt, due, shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.core.report.why.slowness import MaySee
     from gpu_device_plugin.features.history.contract import IncidentSummary, NodeHistory
+    from gpu_device_plugin.features.history.rules.slowness import MaySee
     from gpu_device_plugin.features.use.contract import NodeUse
+    from gpu_device_plugin.kubernetes.client.api_client import Client
 
     Deliver = Callable[[str, NodeUse | None], None]
 

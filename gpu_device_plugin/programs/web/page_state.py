@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.core.cluster.changes import ChangeLog
-from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.report.overview_document import node_document
-from gpu_device_plugin.core.report.text.printing import counted
-from gpu_device_plugin.core.report.why.explanations import asked_amounts, what_makes_room, why_waits
-from gpu_device_plugin.core.report.why.slowness import everyone
+from gpu_device_plugin.features.history.rules.slowness import everyone
 from gpu_device_plugin.features.use.contract import NodeReport
-from gpu_device_plugin.view.why_pod import why
+from gpu_device_plugin.report.rules.node_answers import asked_amounts, what_makes_room, why_waits
+from gpu_device_plugin.report.rules.overview_document import node_document
+from gpu_device_plugin.report.rules.printing import counted
+from gpu_device_plugin.report.why_pod import why
+from gpu_device_plugin.scheduler.rules.changes import ChangeLog
+from gpu_device_plugin.scheduler.rules.pod_demand import Ask, ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.report.why.explanations import NodeAnswer
     from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.features.use.contract import NodeUse
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.web.callers import CallerScope
     from gpu_device_plugin.programs.web.figures import FiguresState
     from gpu_device_plugin.programs.web.watched import Watched
-    from gpu_device_plugin.view.following import FollowedPod
+    from gpu_device_plugin.report.followed_cluster import FollowedPod
+    from gpu_device_plugin.report.rules.node_answers import NodeAnswer
+    from gpu_device_plugin.report.rules.node_view import NodeView
 
 _SLICE_S = 0.01
 """After this time of uninterrupted work the event loop gets a turn."""

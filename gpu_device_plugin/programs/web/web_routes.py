@@ -15,30 +15,30 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import JSON, Page, Route, Stream
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import wait_within
-from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import PODS, UnreadableObjectError
-from gpu_device_plugin.core.report.overview_document import containers_of, node_document
-from gpu_device_plugin.core.report.why.explanations import explain
 from gpu_device_plugin.features.history import contract
+from gpu_device_plugin.kubernetes.client.errors import ApiError, Call, ForbiddenError, NotFoundError
+from gpu_device_plugin.kubernetes.objects.decoding import PODS, UnreadableObjectError
 from gpu_device_plugin.programs.web.callers import ALL_NAMESPACES, CallerScope
 from gpu_device_plugin.programs.web.figures import seen_history, seen_summary
-from gpu_device_plugin.view.agent_reader import AgentUnreadableError
-from gpu_device_plugin.view.poddetails import event_documents, events, pod_and_status
-from gpu_device_plugin.view.why_pod import events_of, explained, histories_of, on_gpus
+from gpu_device_plugin.report.agent_reader import AgentUnreadableError
+from gpu_device_plugin.report.pod_details import event_documents, events, pod_and_status
+from gpu_device_plugin.report.rules.node_answers import explain
+from gpu_device_plugin.report.rules.overview_document import containers_of, node_document
+from gpu_device_plugin.report.why_pod import events_of, explained, histories_of, on_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from gpu_device_plugin.aio.http import Request
-    from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
+    from gpu_device_plugin.kubernetes.client.api_client import Client
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.programs.web.callers import Callers
     from gpu_device_plugin.programs.web.figures import AgentHistory
     from gpu_device_plugin.programs.web.page_plans import PagePlans
     from gpu_device_plugin.programs.web.page_state import PageState
     from gpu_device_plugin.programs.web.streams import Streams
+    from gpu_device_plugin.report.rules.node_view import NodeView
+    from gpu_device_plugin.report.rules.pod_causes import SchedulingStatus
 
 _TYPES: Mapping[str, str] = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 """The files that are served, by the end of their names."""

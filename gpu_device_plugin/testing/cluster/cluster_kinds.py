@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.cluster.client.errors import Call
+from gpu_device_plugin.kubernetes.client.errors import Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

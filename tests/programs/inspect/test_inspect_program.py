@@ -17,9 +17,9 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import yaml
 
-from gpu_device_plugin.cluster.client.api_client import Timing
-from gpu_device_plugin.cluster.client.errors import ApiError
-from gpu_device_plugin.cluster.objects.decoding import NODES
+from gpu_device_plugin.kubernetes.client.api_client import Timing
+from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.kubernetes.objects.decoding import NODES
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS, parse
 from gpu_device_plugin.programs.inspect.inspect_program import main

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.commandline import FAILED, OK
 from gpu_device_plugin.features.history.contract import IncidentList
-from gpu_device_plugin.programs.commandline import FAILED, OK
+from gpu_device_plugin.kubernetes.client.api_client import Client
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.programs.inspect import node_history
 from gpu_device_plugin.programs.inspect.arguments import parse
 from gpu_device_plugin.programs.inspect.node_history import LONGER, history, incidents

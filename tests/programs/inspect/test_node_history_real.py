@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, ObjectKind
+from gpu_device_plugin.kubernetes.client.api_client import Client
+from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS, ObjectKind
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.programs.web.figures import AgentFigures
 from tests.histories import summary
@@ -21,7 +21,7 @@ from tests.remembering import Answers, agent_pod, remembered
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.cluster.conftest import RealServer
+    from tests.kubernetes.conftest import RealServer
 
 pytestmark = pytest.mark.timeout(REAL_S * 3)
 

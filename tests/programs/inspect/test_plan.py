@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.cluster.client.errors import Call, UnavailableError
+from gpu_device_plugin.kubernetes.client.errors import Call, UnavailableError
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, MOVE_REFUSED, MOVE_TO
 from gpu_device_plugin.programs.inspect import plan
 from gpu_device_plugin.programs.inspect.plan import Mover, MoveStoppedError

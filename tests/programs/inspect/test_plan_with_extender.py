@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.kubernetes.client.api_client import Client
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.model.contract.keys import ALLOCATION, MOVE_REFUSED, MOVE_TO
 from gpu_device_plugin.programs.inspect.arguments import parse
 from gpu_device_plugin.programs.inspect.node_changes import cordon, uncordon
@@ -17,8 +17,8 @@ from gpu_device_plugin.programs.kubectl import Access
 from tests.builders import container, pod
 from tests.cluster_double.owned import owned, workload
 from tests.patience import stretched
-from tests.programs.extender.harness import QUICK, RIGHTS, ExtenderWorld, world
 from tests.resources import RESOURCES
+from tests.scheduler.harness import QUICK, RIGHTS, ExtenderWorld, world
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, PodReader
 from gpu_device_plugin.features.elastic.contract import Answer, write_answer
+from gpu_device_plugin.kubernetes.client.api_client import Client
+from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS, PodReader
 from gpu_device_plugin.model.contract.keys import ALLOCATION, ELASTIC, MEMORY_GUARANTEE, MEMORY_HELD, RESIZE_BOUND
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from tests.builders import GPU_MEM, container, pod
@@ -20,7 +20,7 @@ from tests.programs.web.test_real import kubeconfig
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.cluster.conftest import RealServer
+    from tests.kubernetes.conftest import RealServer
 
 pytestmark = pytest.mark.timeout(REAL_S * 3)
 

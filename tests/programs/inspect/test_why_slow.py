@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpu_device_plugin.core.report.why.slowness import slowness
+from gpu_device_plugin.features.history.rules.slowness import slowness
 from gpu_device_plugin.features.use.contract import GpuUse
 from gpu_device_plugin.model.times import rfc3339
 from tests.programs.inspect.proxied import forbidden

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
 from gpu_device_plugin.programs.simulate.entries import (
     EntryError,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.cli import parse
-from gpu_device_plugin.core.value.marginal_value import Left
-from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.features.learning.rules.marginal_value import Left
+from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
 from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.experiment import POLICIES
 from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Workload

@@ -1,1 +1,0 @@
-"""`gpu-device-plugin cost`."""

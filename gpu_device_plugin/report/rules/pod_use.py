@@ -1,0 +1,273 @@
+"""Explain for one pod what its memory limits, its size as its owner wants it, and real use of its GPUs mean to it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, MemoryRequests, PodGuarantees, read_wish
+from gpu_device_plugin.features.elastic.rules.promising import sizes
+from gpu_device_plugin.features.use.contract import asked_s, exceeds, not_held, trespasses
+from gpu_device_plugin.model.contract.keys import (
+    ELASTIC,
+    MEMORY_GUARANTEE,
+    MEMORY_LIMIT,
+    MEMORY_PROMISED,
+    OVER_USE,
+    PLACES,
+)
+from gpu_device_plugin.model.gpus import MOST_SHARES
+from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.pods import ContainerKind
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.report.rules.finding import Finding, grouped, note
+from gpu_device_plugin.report.rules.held_instances import asked_instances
+from gpu_device_plugin.report.rules.printing import counted, first, listed
+from gpu_device_plugin.report.rules.use_texts import age, container, does_not_hold, mib, uses
+from gpu_device_plugin.scheduler.rules.usage import growable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from gpu_device_plugin.features.elastic.contract import Size
+    from gpu_device_plugin.features.use.contract import ContainerUse, NodeReport
+    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
+    from gpu_device_plugin.model.pods import Container, Pod
+    from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.report.rules.finding import Finding
+    from gpu_device_plugin.report.rules.node_view import NodeView
+
+
+_MOST_OVER_USE = 1000
+"""The characters that are shown of the annotation `OVER_USE`, which anybody who may change the pod can write."""
+
+
+def told_over_use(pod: Pod) -> list[Finding]:
+    """Return what the agent wrote on the pod of its over-use, which outlasts an eviction until the pod is gone."""
+    written = pod.annotations.get(OVER_USE, "").rstrip(".")[:_MOST_OVER_USE]
+    if not written:
+        return []
+    verb = "used" if pod.ended or pod.deleting else "uses"
+    return [note("over-use", f"It {verb} more GPU memory than it was granted: {{written}}.", written=written)]
+
+
+def of_pod(pod: Pod, node: NodeView, positions: Iterable[int]) -> Iterator[Finding]:
+    """Yield findings about a pod on a node: its use, its limits, and neighbours that leave it too little memory."""
+    report = node.report
+    own = [part for part in report.current if _is(part, pod)]
+    if report.stale:
+        text = "Its node's agent read last {age} who uses how much, so nothing is said about that."
+        yield note("use-outdated", text, age=age(report.use_age_s))
+    elif report.use is not None and report.use.blind:
+        yield note("use-unknown", "How much it uses is not known: {why}.", why=report.use.blind)
+    elif report.old and own:
+        yield note("use-old", "Its node's agent wrote these figures {age}:", age=age(report.use_age_s))
+    for part in own:
+        name = f"Container {part.container!r}" if part.container else "It"
+        if exceeds(part) or trespasses(part) or part.used_mib is not None:
+            yield note("use", "{container} {use}.", container=name, use=uses(part))
+        if not_held(part):
+            yield note("limit-not-held", "{container} {why}.", container=name, why=does_not_hold(part))
+    yield from lent(pod, report)
+    for gpu in node.candidate.gpus.all:
+        if gpu.position in set(positions):
+            yield from _squeezed(pod, node, gpu)
+
+
+def lent(pod: Pod, report: NodeReport) -> Iterator[Finding]:
+    """Say who borrows the memory that a pod needs now."""
+    for part in report.current:
+        if part.needed_by == f"{pod.namespace}/{pod.name}":
+            yield note(
+                "needs-lent-memory",
+                "It {verb} {amount} that {borrower} borrows of GPU {gpu}, asked to return it {age}.",
+                verb="needs" if pod.running else "waits for",
+                amount=mib(part.borrowed_mib),
+                borrower=container(part),
+                gpu=part.gpu,
+                age=age(asked_s(report, part)),
+            )
+
+
+def _is(part: ContainerUse, pod: Pod) -> bool:
+    return (part.namespace, part.pod) == (pod.namespace, pod.name)
+
+
+def _squeezed(pod: Pod, node: NodeView, gpu: ListedGpu) -> Iterator[Finding]:
+    """Say that less is left of a GPU than the pod was granted, and who uses more than its own part."""
+    parts = [part for part in node.report.current if part.gpu == gpu.position]
+    own = [part for part in parts if _is(part, pod)]
+    used = node.report.used(gpu.position)
+    if gpu.memory_mib is None or used.used_mib is None or any(part.used_mib is None for part in own) or not own:
+        return
+    granted = sum(part.granted_mib for part in own)
+    others_mib = used.used_mib - sum(part.used_mib or 0 for part in own)
+    left = max(0, gpu.memory_mib - (gpu.reserved_mib or 0) - others_mib)
+    if left >= granted:
+        return
+    names = _beyond_their_parts([part for part in parts if not _is(part, pod)], used.unattributed_mib or 0)
+    yield note(
+        "squeezed",
+        "GPU {gpu} has only {left} left for the {granted} that the pod was granted" + (": {by}." if names else "."),
+        gpu=gpu.position,
+        left=mib(left),
+        granted=mib(granted),
+        by=first(names, separator="; "),
+    )
+
+
+def _beyond_their_parts(parts: Iterable[ContainerUse], unattributed_mib: int) -> list[str]:
+    """Return the pods that use more than they were granted, and processes of no pod; the largest excess first."""
+    by_pod = grouped(("/".join(filter(None, (part.namespace, part.pod))), part) for part in parts)
+    excess = {f"processes of no pod use {mib(unattributed_mib)}": unattributed_mib}
+    for name, theirs in by_pod.items():
+        used, granted = sum(part.used_mib or 0 for part in theirs), sum(part.granted_mib for part in theirs)
+        given = f"granted {mib(granted)}" if granted else "not given this GPU"
+        excess[f"{name} uses {mib(used)} ({given})"] = used - granted
+    beyond = [(amount, said) for said, amount in excess.items() if amount > 0]
+    return [said for amount, said in sorted(beyond, key=lambda one: (-one[0], one[1]))]
+
+
+def refusals(report: NodeReport) -> tuple[Finding, ...]:
+    """Return why shares of some GPUs of a node are refused, as clauses about the node."""
+    limits = {} if report.limits is None else report.limits.gpus
+    reasons = ((each.refusal, str(position)) for position, each in sorted(limits.items()) if each.refusal)
+    text = "its agent refuses shares of GPU {gpus}: {why}"
+    return tuple(note("shares-refused", text, gpus=", ".join(gpus), why=why) for why, gpus in grouped(reasons).items())
+
+
+_SAYS = " says: "
+# The kubelet gives a container that restarts the variables of its first start.
+_ENFORCED = {
+    Enforcement.ADVISORY: f"nothing enforces it: the program has to follow {IN_CONTAINER}",
+    Enforcement.DRIVER: "the driver keeps the limit of the container's start, unless the node runs the limit helper",
+    Enforcement.MPS: "MPS keeps the limit with which the pod was made",
+    Enforcement.CUSTOM: "the library of the administrator keeps the limit with which the pod was made",
+}
+
+
+def not_resizable(pod: Pod, resources: Sequence[Resource], container: str, *, claims: bool) -> str:
+    """Return why a container cannot be resized, as a clause about its pod; empty: it can.
+
+    Args:
+        pod: the pod.
+        resources: the resources of shares and of whole GPUs.
+        container: its name; empty: the only one with shares.
+        claims: whether the pod has ResourceClaims.
+    """
+    possible, named = growable(pod, resources), {each.name: each for each in pod.containers}
+    running = "it has ended" if pod.ended else "it is being deleted" if pod.deleting else ""
+    if running or not pod.running:
+        return running or f"it does not run yet ({pod.phase}); change its requests, or wait"
+    if container in possible or (not container and len(possible) == 1):
+        return ""
+    if not container and possible:
+        return f"several of its containers have shares; name one with -c: {listed(possible)}"
+    if container and container not in named:
+        return f"it has no container {container!r} with GPUs; there is {listed(named) or 'none'}"
+    return _other_kind([named[container]] if container else list(pod.containers), pod, resources, claims=claims)
+
+
+def _other_kind(containers: Sequence[Container], pod: Pod, resources: Sequence[Resource], *, claims: bool) -> str:
+    asked = {each.kind for each in resources for container in containers if container.limits.get(each.name)}
+    shares = Kind.MEMORY in asked
+    reasons = (
+        (shares and containers[0].kind is ContainerKind.INIT, "init containers cannot be resized"),
+        (shares and pod.annotations.keys().isdisjoint(PLACES), "its annotations name no GPU"),
+        (shares, "it has equal parts of several GPUs, which cannot be resized"),
+        (asked, "it has whole GPUs, which cannot be resized"),
+        (asked_instances(pod), "it has whole MIG instances, which cannot be resized"),
+        (claims, "it has its GPUs by ResourceClaims, and Kubernetes changes no allocation of a claim"),
+        (True, f"it asks for no {' or '.join(each.name for each in resources if each.kind is Kind.MEMORY)}"),
+    )
+    return next(why for applies, why in reasons if applies)
+
+
+def why_not(pod: Pod, size: Size) -> str:
+    """Return why a container is not guaranteed what its owner wants, as a clause; empty: it is."""
+    if size.held == size.target:
+        return ""
+    says, annotations = PodGuarantees.of(pod), pod.annotations
+    if says.promised is not None and size.held < size.target:
+        if not says.promised.answers(annotations):
+            return "the scheduler extender has not answered yet"
+        if size.more > 0 and says.promised.why:
+            return f"the scheduler extender{_SAYS}{says.promised.why}"
+    why = says.held.why if says.held.answers(annotations) else ""
+    return f"the agent of its node{_SAYS}{why}" if why else "the agent of its node has not answered yet"
+
+
+def settled(why: str) -> bool:
+    """Return whether a wish holds, or the extender or the agent has said why not; by `why_not`."""
+    return not why or _SAYS in why
+
+
+def of_size(pod: Pod, size: Size, node: NodeView | None) -> Iterator[Finding]:
+    """Yield what a container of a pod is guaranteed and limited to, on a node of which None: nothing is known."""
+    amount = partial(counted, one="unit") if node is None else node.amount
+    name, now = repr(size.container), amount(size.held)
+    if why := why_not(pod, size):
+        text = "Container {container} is guaranteed {held}; it is to have {wish}: {why}."
+        yield note("resize-waits", text, container=name, held=now, wish=amount(size.target), why=why)
+    elif size.wish is not None and size.wish < size.request:
+        text = (
+            "Container {container} stays guaranteed its request, {held}: the kubelet takes nothing back while it runs."
+        )
+        yield note("resize-below-request", text, container=name, held=now)
+    else:
+        text = "Container {container} is guaranteed {held}" + (", its request." if size.held == size.request else ".")
+        yield note("guaranteed", text, container=name, held=now)
+    gpu = gpu_of(size, node)
+    in_all = MOST_SHARES if gpu is None else gpu.shares
+    most = MemoryRequests.of(pod.annotations).limit_of(size.container, size.held, in_all, may_borrow=True)
+    if gpu is not None and gpu.instance is not None:
+        yield note("instance", "It has shares of a MIG instance, which neither grow nor borrow.")
+    elif most != size.held:
+        text = "Its limit is {limit}" + (", all of its GPU" if most == in_all else "")
+        text += ", of which it borrows what others do not need" if most > size.held else ", less than its guarantee"
+        started = [part.enforcement for part in _parts(pod, size, node)]
+        present = None if node is None else node.report.enforcement(size.gpu)
+        # Since its start, or for new ones on its GPU.
+        means = next((each for each in started if each), None if present is None else present.enforcement)
+        how = "" if means is None else _ENFORCED.get(means, "")
+        yield note("limit", f"{text}; {{how}}." if how else f"{text}.", limit=amount(most), how=how)
+        if most > size.held and any(part.most_mib <= part.granted_mib for part in _parts(pod, size, node)):
+            yield note(
+                "lends-nothing",
+                "Its node did not let it borrow at the last report: the limit is newer, or the node's setting "
+                "borrowers is off.",
+            )
+
+
+def gpu_of(size: Size, node: NodeView | None) -> ListedGpu | None:
+    """Return the GPU of a container; None: it is not known."""
+    listed_gpus = () if node is None else node.candidate.gpus.gpus
+    return next((gpu for gpu in listed_gpus if gpu.position == size.gpu), None)
+
+
+def resizes(pod: Pod, resources: Sequence[Resource], node: NodeView | None) -> Iterator[Finding]:
+    """Yield the same for each container of a pod on a node whose owner wants, or wanted, another size."""
+    if pod.annotations.keys().isdisjoint(ELASTIC - {MEMORY_PROMISED}):
+        return
+    yield from unreadable_wishes(pod)
+    found = sizes(pod, resources)
+    if not found and not pod.annotations.keys().isdisjoint({MEMORY_LIMIT, MEMORY_GUARANTEE}):
+        why = _other_kind(list(pod.containers), pod, resources, claims=False)
+        yield note("wish-without-shares", "Its annotations for the size of its memory change nothing: {why}.", why=why)
+    for size in found:
+        limit = read_wish(pod.annotations, MEMORY_LIMIT).of(size.container)
+        if size.wish is not None or limit is not None or size.held != size.request:
+            yield from of_size(pod, size, node)
+
+
+def unreadable_wishes(pod: Pod) -> Iterator[Finding]:
+    """Yield a sentence for each wish of a pod's owner that cannot be parsed."""
+    for problem in MemoryRequests.of(pod.annotations).malformed:
+        yield note("wish-malformed", "{problem}; it counts as none.", problem=f"{problem[0].upper()}{problem[1:]}")
+
+
+def _parts(pod: Pod, size: Size, node: NodeView | None) -> Sequence[ContainerUse]:
+    """Return what its node reports of a container."""
+    key = pod.namespace, pod.name, size.container
+    current = () if node is None else node.report.current
+    return [part for part in current if (part.namespace, part.pod, part.container) == key]
