@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 GPUS   ?=
 CORES  := $(shell nproc 2> /dev/null || echo 1)
-# One process more than there are cores leaves none idle. Outside the core, tests wait for programs more than they
+# One process more than there are cores leaves none idle. Outside the pure ring, tests wait for programs more than they
 # compute: on a small machine twice as many take a quarter less time.
 WORKERS := $(shell expr $(CORES) + 1)
 WAITING := $(shell expr $(CORES) + 1 + $$([ $(CORES) -lt 8 ] && echo $(CORES) || echo 0))
@@ -18,7 +18,7 @@ PURE_TESTS := $(addprefix tests/,model node/rules scheduler/rules report/rules p
 # Where it is set, every program that a test starts compiles the package anew, and every process of pytest all tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test explore check compiled core others lowest coverage lint types imports protos protos-check bench placement picture docs e2e cluster mutants dist release clean
+.PHONY: help demo test explore check compiled pure others lowest coverage lint types imports protos protos-check bench placement picture docs e2e cluster mutants dist release clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -41,16 +41,16 @@ demo: $(VENV)/.installed  ## GPUs shared between pods, live in the terminal (ARG
 
 test: check  ## run everything that CI runs
 
-# Outside the core, tests wait more than they compute: the others use that time.
-check: $(VENV)/.ready  ## format, lint, types, import contracts, generated code, tests, coverage of the core
+# Outside the pure ring, tests wait more than they compute: the others use that time.
+check: $(VENV)/.ready  ## format, lint, types, import contracts, generated code, tests, coverage of the pure ring
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=line types compiled lint imports protos-check
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=line others core
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=line others pure
 
 # Once for the workers of both runs: at the same time each would compile most of the tests for itself.
 compiled: $(VENV)/.ready
 	@$(BIN)/pytest --collect-only -qq > /dev/null || true  # what is wrong with them is for those runs to say
 
-core: $(VENV)/.ready
+pure: $(VENV)/.ready
 	$(BIN)/pytest -n $(WORKERS) $(PURE_TESTS) $(PURE:%=--cov=%) --cov-fail-under=100 $(ARGS)
 
 others: $(VENV)/.ready
@@ -65,7 +65,7 @@ others: $(VENV)/.ready
 	touch $@
 
 # The pure ring needs no packages.
-lowest: .venv-lowest/.ready  ## the tests outside the core, with the lowest versions that pyproject.toml allows
+lowest: .venv-lowest/.ready  ## the tests outside the pure ring, with the lowest versions that pyproject.toml allows
 	.venv-lowest/bin/pytest -n $(WAITING) --dist worksteal $(PURE_TESTS:%=--ignore=%) $(ARGS)
 
 coverage: $(VENV)/.ready  ## what the tests run of the whole package, in twice the time of the tests
@@ -132,7 +132,7 @@ picture: $(VENV)/.ready  ## the picture of the page in README.md, by a headless 
 docs: $(VENV)/.ready  ## build the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-mutants: $(VENV)/.ready  ## mutation-test the core, for an hour; ARGS='gpu_device_plugin.scheduler.rules.pod_demand.*' tests one module
+mutants: $(VENV)/.ready  ## mutation-test the pure ring, for an hour; ARGS='gpu_device_plugin.scheduler.rules.pod_demand.*' tests one module
 	rm -rf mutants  # mutmut would reuse its earlier results although tests have changed
 	$(BIN)/pip install --quiet --disable-pip-version-check mutmut
 	$(BIN)/mutmut run $(ARGS)

@@ -1,6 +1,6 @@
 """Verdicts and scores of thousands of nodes for one pod, within the time that a scheduler waits.
 
-The core decides node by node; here each of its results is cached until the node changes. The searches of one
+`scheduler/rules` decides node by node; here each of its results is cached until the node changes. The searches of one
 request have a limit of steps, after which it looks at no further node that may need one. See docs/decisions/0021.
 """
 
@@ -56,7 +56,7 @@ UNTRIED = Unfit("the search for GPUs for all containers of the pod together is n
 class Judge:
     """Judges nodes for pods.
 
-    Its results equal the core's, with one exception: where one request runs out of steps before all packings have been
+    Its results equal those of the rules, with one exception: where one request runs out of steps before all packings have been
     tried, the pod does not fit on the nodes left over (`UNTRIED`), or these get an estimate as their score. Tried
     packings are cached, so that the next request gets further.
     """

@@ -1,4 +1,4 @@
-"""What the core says of one node is cached for thousands, until a node changes."""
+"""What the rules say of one node is cached for thousands, until a node changes."""
 
 from __future__ import annotations
 

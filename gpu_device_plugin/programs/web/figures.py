@@ -71,7 +71,7 @@ class AgentFigures:
     def __init__(self, client: Client, *, namespace: str = AGENT_NAMESPACE) -> None:
         """Read nothing before `follow`; the rights of `client` decide what is read.
 
-        The agents are in `namespace`, see `core.cluster.agentpods`.
+        The agents are in `namespace`, see `report.rules.agent_pods`.
         """
         self._client = client
         self.reader = AgentReader(client, namespace, pods_s=self.pods_s)

@@ -1,4 +1,4 @@
-"""The simulator places pods as the core says."""
+"""The simulator places pods as the rules say."""
 
 from __future__ import annotations
 
