@@ -55,7 +55,7 @@ class _Owners(ProcessOwners):
         return {pid: CgroupOwner(f"uid-{pid}", f"{pid:064x}") for pid in pids}
 
 
-def wishes(*, longest: bool) -> Mapping[str, str]:
+def selector(*, longest: bool) -> Mapping[str, str]:
     """Return the annotations of a pod that may borrow: short ones, or as long as they are read."""
     if not longest:
         return {MEMORY_LIMIT: "40"}
@@ -77,7 +77,7 @@ def reading(*, longest: bool, rounds: int = 30) -> tuple[float, float, float]:
     Every second reading finds all GPUs full, so that the borrowers are asked to return memory, and every file changes.
     """
     with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(_read(Path(folder), wishes(longest=longest), rounds))
+        return asyncio.run(_read(Path(folder), selector(longest=longest), rounds))
 
 
 async def _read(folder: Path, annotations: Mapping[str, str], rounds: int) -> tuple[float, float, float]:

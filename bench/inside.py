@@ -24,7 +24,7 @@ from gpu_device_plugin.kubernetes.writers.binder import PodRef
 from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.scheduler.extender import Extender
 from gpu_device_plugin.scheduler.rules.fitting import fit
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, ask
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.scheduler.rules.usage import usage_of
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
@@ -149,7 +149,7 @@ def _hostile(extender: Extender, what: str, names: list[str]) -> Iterator[tuple[
 def _placed(extender: Extender, pod: Pod, node: Candidate) -> None:
     """Decide as bind does."""
     asked = ask(pod, extender.settings.offered)
-    if isinstance(asked, Ask):
+    if isinstance(asked, GpuRequest):
         fit(asked, node, "binpack")
 
 

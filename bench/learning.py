@@ -23,10 +23,10 @@ from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Amounts, Kind
-from gpu_device_plugin.scheduler.node_evaluator import Judge
+from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
 from gpu_device_plugin.scheduler.rules.candidate import candidate
 from gpu_device_plugin.scheduler.rules.changes import View
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.scheduler.contexts import context
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ def hostile(number: int) -> Pod:
 async def measure(node_types: int, pods: int) -> tuple[Sequence[float], Sequence[float], float]:
     """Return the times of decisions and of turns of the loop while it learns, in ms, and of all the learning, in s."""
     view = nodes(1000, node_types)
-    judge = Judge(view)
-    learner = Learner(context(resources=synthetic.RESOURCES), judge)
+    evaluator = NodeEvaluator(view)
+    learner = Learner(context(resources=synthetic.RESOURCES), evaluator)
     for number in range(pods):
         learner.observe(hostile(number))
     names = list(view.candidates)
-    harmless = Ask((Part(Demand(Kind.MEMORY, 4)),))
-    judge.scores(harmless, names, "fit", "fit")
+    harmless = GpuRequest((Part(Demand(Kind.MEMORY, 4)),))
+    evaluator.scores(harmless, names, "fit", "fit")
     began = time.thread_time()
     learning = asyncio.create_task(learner.learn(), name="learn")
     decisions, turns = list[float](), list[float]()
@@ -82,7 +82,7 @@ async def measure(node_types: int, pods: int) -> tuple[Sequence[float], Sequence
             before = time.thread_time()
             await asyncio.sleep(0)
             turns.append((time.thread_time() - before) * 1000)
-        judge.scores(harmless, names, "fit", "fit")
+        evaluator.scores(harmless, names, "fit", "fit")
         decisions.append((time.thread_time() - since) * 1000)
     return decisions, turns, time.thread_time() - began
 

@@ -141,7 +141,7 @@ def pod_json(number: int, kind: PodKind, scheduler: str) -> Json:
     """Return a pod of a kind."""
     gpus = {_MEM: str(kind.shares * kind.gpus)} if kind.shares else {_COUNT: str(kind.gpus)} if kind.gpus else {}
     amounts = {"cpu": f"{kind.cpu_milli}m", "memory": f"{kind.memory_mib}Mi", **gpus}
-    models = {USE_MODEL: ",".join(kind.wishes.use_models)} if kind.wishes.choosy else {}
+    models = {USE_MODEL: ",".join(kind.selector.use_models)} if kind.selector.choosy else {}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -282,7 +282,7 @@ class Ledger:
             at
             for at, free in enumerate(frees)
             if (free >= kind.shares if kind.shares else free == shape.sizes[at])
-            and (kind.wishes.allow_model(shape.models[at]))
+            and (kind.selector.allow_model(shape.models[at]))
         ]
         if len(fitting) < kind.gpus:
             return False

@@ -18,7 +18,7 @@ from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.shares import Shares, share_id
 from gpu_device_plugin.scheduler.rules.candidate import by_division
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, ask
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.scheduler.rules.usage import promise
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def pods_of(node: int) -> Iterator[Placed]:
         left = free.copy()
         for part in asked.parts:
             found = _place(part.demand, left, rng)
-            if found is None or (asked.wishes.choosy and not asked.wishes.allow_model(model(node))):
+            if found is None or (asked.selector.choosy and not asked.selector.allow_model(model(node))):
                 break
             placements.append(found)
             for position, shares in found.shares:
@@ -113,14 +113,14 @@ _ALIKE = by_division(GPUS * SHARES, GPUS)
 
 
 @cache
-def _asked(name: str) -> Ask:
+def _asked(name: str) -> GpuRequest:
     shape = SHAPES[name]
     containers = tuple(
         Container(f"main-{index}", ContainerKind.APP, index, {resource: amount})
         for index, (resource, amount) in enumerate(shape.containers)
     )
     found = ask(Pod("", "", "", annotations=shape.annotations, labels=shape.labels, containers=containers), RESOURCES)
-    assert isinstance(found, Ask)
+    assert isinstance(found, GpuRequest)
     return found
 
 

@@ -16,7 +16,7 @@ from gpu_device_plugin.scheduler.rules.candidate import candidate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpu_device_plugin.scheduler.rules.usage import Occupant
+    from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 UUIDS = tuple(f"GPU-1b2c3d4e-0000-4820-abfc-{number:012x}" for number in range(8))
 """As NVML writes them."""
@@ -96,7 +96,7 @@ def claim(
 
 
 def serving_view(
-    name: str, gpus: NodeGpus, *claims: Claim, pods: Iterable[Occupant] = (), report: NodeReport = NO_REPORT
+    name: str, gpus: NodeGpus, *claims: Claim, pods: Iterable[GpuConsumer] = (), report: NodeReport = NO_REPORT
 ) -> NodeView:
     """Return a node that serves claims, with these; its kubelet knows none of our resources."""
     occupants = tuple(pods)

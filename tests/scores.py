@@ -15,10 +15,10 @@ from gpu_device_plugin.scheduler.rules.usage import Usage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpu_device_plugin.scheduler.rules.pod_demand import Ask
+    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 
-def score(ask: Ask, node: Candidate, node_policy: str, gpu_policy: str) -> int:
+def score(ask: GpuRequest, node: Candidate, node_policy: str, gpu_policy: str) -> int:
     """Return how well a node suits a pod, as long as it may take; 0 where the pod does not fit."""
     scorer = Scorer(ask, node_policy, gpu_policy, Effort(10**6))
     return 0 if unfit(ask, node) is not None else scorer.score(node)

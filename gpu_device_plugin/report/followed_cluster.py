@@ -21,7 +21,7 @@ from gpu_device_plugin.report.rules.held_instances import instance_pod
 from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.scheduler.cluster_state import Fleet, FleetEntry
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
-from gpu_device_plugin.scheduler.rules.usage import Occupant
+from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -189,7 +189,7 @@ class FollowedCluster:
         view = NodeView(
             candidate=candidate,
             pods=tuple(
-                Occupant(entry.uid, entry.usage, entry.priority, entry.deleting, {}, entry.namespace, entry.name)
+                GpuConsumer(entry.uid, entry.usage, entry.priority, entry.deleting, {}, entry.namespace, entry.name)
                 for entry in self.fleet.on_node(name)
             ),
             record=node,

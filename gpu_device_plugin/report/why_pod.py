@@ -20,7 +20,7 @@ from gpu_device_plugin.report.rules.node_answers import Kept, NodeAnswer, answer
 from gpu_device_plugin.report.rules.pod_causes import asked_by_claims, by_claim_instead, causes, claim_causes
 from gpu_device_plugin.report.rules.pod_use import refusals
 from gpu_device_plugin.report.rules.resource_requests import asked_by_profile, instance_facts
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, ask
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import SettingsError
 from gpu_device_plugin.settings.sources import Sources, Text, Texts
@@ -117,7 +117,7 @@ def why(
         return tuple(exclusions(node, status.terms))
 
     asked = ask(pod, resources)
-    limitless = isinstance(asked, Ask) and not asked.parts
+    limitless = isinstance(asked, GpuRequest) and not asked.parts
     if status.claims and (limitless or any(not each.entry for each in status.claims)):
         own = None if claims is None else {each.name: each for each in claims if each.namespace == pod.namespace}
         facts, waiting = claim_causes(pod, status, own, by_name)
@@ -150,7 +150,7 @@ def why(
 def on_gpus(pod: Pod, status: SchedulingStatus, resources: Sequence[Resource]) -> bool:
     """Return whether a pod runs and has asked for GPUs, so that its node's agent may know whether it is slow."""
     asked = ask(pod, resources)
-    gpus = bool(status.claims or asked_instances(pod)) or (isinstance(asked, Ask) and bool(asked.parts))
+    gpus = bool(status.claims or asked_instances(pod)) or (isinstance(asked, GpuRequest) and bool(asked.parts))
     return gpus and pod.phase == "Running"
 
 

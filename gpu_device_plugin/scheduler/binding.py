@@ -16,7 +16,7 @@ from gpu_device_plugin.kubernetes.writers.binder import BindError
 from gpu_device_plugin.model.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION, MEMORY_HELD, MEMORY_LIMIT
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S
-from gpu_device_plugin.scheduler.rules.fitting import Unfit, by_claims, fit, with_room_to_borrow
+from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, by_claims, fit, with_room_to_borrow
 from gpu_device_plugin.scheduler.rules.pod_demand import Impossible, ask
 from gpu_device_plugin.scheduler.rules.usage import promise
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Amounts
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import Followed
+    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
     from gpu_device_plugin.scheduler.rules.fitting import Fit
-    from gpu_device_plugin.scheduler.rules.pod_demand import Ask
+    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Binding:
     """Binds pods within a fleet, many concurrently. The only writer of claims in it."""
 
     _context: ControllerContext
-    _followed: Followed
+    _followed: CapacityCache
     _: KW_ONLY
     current: Callable[[], Awaitable[None]]
     """Returns once the fleet has the bindings of other extenders made since our last one; it raises ApiError or
@@ -166,9 +166,9 @@ class Binding:
             return f"pod {ref} is being deleted"
         return None
 
-    async def _without_promise(self, asked: Ask, pod: Pod, ref: PodRef, there: Candidate) -> str:
+    async def _without_promise(self, asked: GpuRequest, pod: Pod, ref: PodRef, there: Candidate) -> str:
         """Bind a pod whose GPUs kube-scheduler itself has allocated: we give out nothing, and count nothing."""
-        if isinstance(found := self._fit(asked, there, pod), Unfit):
+        if isinstance(found := self._fit(asked, there, pod), FilterFailure):
             return f"node {there.name}: {found.sentence}"
         claim = await self._context.binder.made_claim(ref.namespace, ref.name)
         if not claim:
@@ -178,14 +178,18 @@ class Binding:
         _log.info("bound", extra={"pod": str(ref), "node": there.name, "claim": claim})
         return ""
 
-    def _promise(self, asked: Ask, pod: Pod, there: Candidate, held: str) -> tuple[Mapping[str, str], float] | str:
+    def _promise(
+        self, asked: GpuRequest, pod: Pod, there: Candidate, held: str
+    ) -> tuple[Mapping[str, str], float] | str:
         """Return the promise for a pod, and in how many seconds its GPUs are available; or why the pod does not fit."""
         found, wait_s = self._fit(asked, there, pod), 0.0
         if (settling := self._context.fleet.settling(there.name, held)) is not None:
             rest, opens = settling
             at_once = self._fit(asked, rest, pod)
-            found, wait_s = (found, opens - self._context.clock()) if isinstance(at_once, Unfit) else (at_once, 0.0)
-        if isinstance(found, Unfit):
+            found, wait_s = (
+                (found, opens - self._context.clock()) if isinstance(at_once, FilterFailure) else (at_once, 0.0)
+            )
+        if isinstance(found, FilterFailure):
             return f"node {there.name}: {found.sentence}"
         promised = promise(asked, found.placements, there.gpus, round(self._context.wall() * 1e9))
         # A binding can overwrite an annotation but not remove one. An annotation by the pod's owner would stand beside
@@ -193,9 +197,9 @@ class Binding:
         void = {key: text for key, text in _VOID.items() if key in pod.annotations} if promised else {}
         return {**void, **promised}, wait_s
 
-    def _fit(self, asked: Ask, node: Candidate, pod: Pod) -> Fit | Unfit:
+    def _fit(self, asked: GpuRequest, node: Candidate, pod: Pod) -> Fit | FilterFailure:
         found = fit(asked, node, self._context.settings().gpu_policy, self.ranks(node, pod.amounts))
-        if isinstance(found, Unfit) or MEMORY_LIMIT not in pod.annotations:
+        if isinstance(found, FilterFailure) or MEMORY_LIMIT not in pod.annotations:
             return found
         wish = read_wish(pod.annotations, MEMORY_LIMIT)
         members = [member for part in asked.parts if part.demand.kind is Kind.MEMORY for member in part.members]

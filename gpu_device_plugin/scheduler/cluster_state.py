@@ -11,7 +11,7 @@ from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
 from gpu_device_plugin.scheduler.rules.candidate import candidate
 from gpu_device_plugin.scheduler.rules.changes import View
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPods
-from gpu_device_plugin.scheduler.rules.usage import NOTHING, Occupant, Usage, Usages
+from gpu_device_plugin.scheduler.rules.usage import NOTHING, GpuConsumer, Usage, Usages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -76,9 +76,9 @@ class FleetEntry:
         return bool(self.usage.settling_shares or self.usage.settling_whole)
 
     @property
-    def occupant(self) -> Occupant:
+    def occupant(self) -> GpuConsumer:
         """The same as those see it who judge one node."""
-        return Occupant(self.uid, self.usage, self.priority, self.deleting, self.requests, self.namespace, self.name)
+        return GpuConsumer(self.uid, self.usage, self.priority, self.deleting, self.requests, self.namespace, self.name)
 
     @property
     def temporary(self) -> bool:

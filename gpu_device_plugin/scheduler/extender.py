@@ -39,7 +39,7 @@ from gpu_device_plugin.scheduler.cluster_state import Fleet, FleetEntry
 from gpu_device_plugin.scheduler.controller_context import DEFAULT_TIMINGS, ControllerContext
 from gpu_device_plugin.scheduler.extender_routes import ExtenderRoutes, Readiness
 from gpu_device_plugin.scheduler.followed_objects import READ_ON_NODES as FOLLOWED_ON_NODES
-from gpu_device_plugin.scheduler.followed_objects import Followed, is_stand_in, with_brief_use
+from gpu_device_plugin.scheduler.followed_objects import CapacityCache, is_stand_in, with_brief_use
 from gpu_device_plugin.scheduler.verbs import Verbs
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import UsageError
@@ -106,7 +106,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         self._context = context = ControllerContext(
             self.fleet, client, binder, resources, metrics, lambda: self.settings, timings
         )
-        self._followed = followed = Followed(context)
+        self._followed = followed = CapacityCache(context)
         self.resizes = followed.resizes
         self._nodes: Reflector[NodeRecord] = Reflector(
             client,
@@ -122,9 +122,9 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         """The reflectors of the cluster, by the plural of the kind."""
         self._nominator = Nominator(context)
         self.verbs = Verbs(context, followed, self._nominator, lambda: next(iter(self.unready()), ""))
-        self._preparing = Worker(self.verbs.judge.prepare)  # for the next request, as soon as the fleet changes
+        self._preparing = Worker(self.verbs.evaluator.prepare)  # for the next request, as soon as the fleet changes
         self.fleet.on_change = self._preparing.wake
-        self._learner = Learner(context, self.verbs.judge)
+        self._learner = Learner(context, self.verbs.evaluator)
         followed.observe = self._learner.observe
         self._lease = (
             Lease(
@@ -142,14 +142,19 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         self.unready = self.readiness.unready
         """Returns why this extender is not ready to answer the scheduler; empty if it is."""
         self.capacity = Capacity(
-            context, followed, self.verbs.judge, self.verbs.waiting.refused, self.readiness, catch_up=self._caught_up
+            context,
+            followed,
+            self.verbs.evaluator,
+            self.verbs.waiting.refused,
+            self.readiness,
+            catch_up=self._caught_up,
         )
         catch_up = partial(self._pods.caught_up, timings.catch_up_s)
         self.resizes.before_write = before_bind = self.capacity.before_bind
         self._resize = partial(self.resizes.run, self.readiness.active_term, catch_up)
         current = Freshness(catch_up, context.clock, lambda: self.readiness.term)
         self.binding = Binding(
-            context, followed, current=current, ranks=self.verbs.judge.ranks, before_bind=before_bind
+            context, followed, current=current, ranks=self.verbs.evaluator.ranks, before_bind=before_bind
         )
         self.routes = ExtenderRoutes(context, self.verbs, self.binding, self.readiness)
         self.ports: dict[str, int] = {}
@@ -301,5 +306,5 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             waiting=self.verbs.waiting.counts(),
             # Of GPUs that kube-scheduler allocates we do not know which are in use.
             nodes=[node for node in self.fleet.candidates.values() if not node.gpus.claims],
-            stranded=self.verbs.judge.stranded(),
+            stranded=self.verbs.evaluator.stranded(),
         )

@@ -68,7 +68,7 @@ class PodWithFacts(Pod):
 
 
 @dataclass(eq=False)
-class Followed:
+class CapacityCache:
     """Applies watched pods and nodes to the fleet, its resizes and held room, and keeps what else is asked of them.
 
     Pods are observed once each, when they are seen bound. A pod that waits costs its owner nothing, and may never find

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import compress, repeat
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from gpu_device_plugin.features.learning.rules.marginal_value import NEVER, Appraiser, left_on, ranks_on, shape_of
+from gpu_device_plugin.features.learning.rules.marginal_value import NEVER, Appraiser, free_capacity, ranks_on, shape_of
 from gpu_device_plugin.features.learning.rules.workload_mix import largest_kind
 from gpu_device_plugin.model.placing import FIT
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Kind
 from gpu_device_plugin.scheduler.rules.changes import ChangeLog
-from gpu_device_plugin.scheduler.rules.fitting import Unfit, reason_of_one, room_decides, unfit
+from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, reason_of_one, room_decides, unfit
 from gpu_device_plugin.scheduler.rules.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.scheduler.rules.scoring import MIDDLE, MOST, Scorer, connected
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.resources import Amounts
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
     from gpu_device_plugin.scheduler.rules.changes import View
-    from gpu_device_plugin.scheduler.rules.pod_demand import Ask
+    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 V = TypeVar("V")
 
@@ -49,40 +49,42 @@ _EQUAL = 1e-9
 _AT_ONCE = 16
 """So many nodes are appraised in one step."""
 
-UNKNOWN = Unfit("this node is not known to the GPU scheduler yet", unresolvable=False)
-UNTRIED = Unfit("the search for GPUs for all containers of the pod together is not finished yet", unresolvable=False)
+UNKNOWN = FilterFailure("this node is not known to the GPU scheduler yet", unresolvable=False)
+UNTRIED = FilterFailure(
+    "the search for GPUs for all containers of the pod together is not finished yet", unresolvable=False
+)
 
 
-class Judge:
+class NodeEvaluator:
     """Judges nodes for pods.
 
-    Its results equal those of the rules, with one exception: where one request runs out of steps before all packings have been
-    tried, the pod does not fit on the nodes left over (`UNTRIED`), or these get an estimate as their score. Tried
-    packings are cached, so that the next request gets further.
+    Its results equal those of the rules, with one exception: where one request runs out of steps before all packings
+    have been tried, the pod does not fit on the nodes left over (`UNTRIED`), or these get an estimate as their score.
+    Tried packings are cached, so that the next request gets further.
     """
 
     def __init__(self, nodes: View) -> None:
         """Judge `nodes`."""
         self._rows = _Rows(nodes)
-        self._pods: OrderedDict[Ask, _Pod] = OrderedDict()
+        self._pods: OrderedDict[GpuRequest, _Pod] = OrderedDict()
         self._appraised: _Appraised | None = None
 
     def __repr__(self) -> str:
-        return f"<Judge: {len(self._rows.index)} nodes, remembers {len(self._pods)} pods>"
+        return f"<NodeEvaluator: {len(self._rows.index)} nodes, remembers {len(self._pods)} pods>"
 
-    def verdicts(self, ask: Ask, names: Sequence[str]) -> Sequence[Unfit | None]:
+    def verdicts(self, ask: GpuRequest, names: Sequence[str]) -> Sequence[FilterFailure | None]:
         """Return `fitting.unfit` of one pod for each named node; `UNKNOWN` where no node has the name."""
         pod, rows = self._pod(ask), self._rows.named(names)
         verdicts = pod.verdicts.now(rows)
         return [verdicts[row] for row in rows]
 
-    def fitting(self, ask: Ask) -> list[Candidate]:
+    def fitting(self, ask: GpuRequest) -> list[Candidate]:
         """Return all nodes that one pod fits on."""
         verdicts = self._pod(ask).verdicts.now()
         return [node for node, why in zip(self._rows.nodes, verdicts, strict=True) if why is None and node is not None]
 
     def scores(
-        self, ask: Ask, names: Sequence[str], node_policy: str, gpu_policy: str, amounts: Amounts = NO_AMOUNTS
+        self, ask: GpuRequest, names: Sequence[str], node_policy: str, gpu_policy: str, amounts: Amounts = NO_AMOUNTS
     ) -> Sequence[int]:
         """Return the score of one pod for each named node; 0 where it does not fit, and where no node has the name.
 
@@ -91,7 +93,7 @@ class Judge:
         The policies hold where neither pod nor node says.
         """
         pod, rows = self._pod(ask), self._rows.named(names)
-        if self._appraised is not None and (ask.wishes.node_policy or node_policy) == FIT:
+        if self._appraised is not None and (ask.selector.node_policy or node_policy) == FIT:
             marginal_values = pod.marginal_values(self._appraised, amounts, rows)
             return self._scores_by_gain(ask, rows, pod.verdicts.now(rows), marginal_values)
         scores = pod.scores(node_policy, gpu_policy, rows)
@@ -136,7 +138,7 @@ class Judge:
         if self._appraised is not None:
             self._appraised.rooms.now()
 
-    def _pod(self, ask: Ask) -> _Pod:
+    def _pod(self, ask: GpuRequest) -> _Pod:
         self.prepare()
         pod = self._pods.pop(ask, None) or _Pod(ask, self._rows)
         self._pods[ask] = pod
@@ -145,7 +147,11 @@ class Judge:
         return pod
 
     def _scores_by_gain(
-        self, ask: Ask, rows: Sequence[int], verdicts: Sequence[Unfit | None], marginal_values: Sequence[float]
+        self,
+        ask: GpuRequest,
+        rows: Sequence[int],
+        verdicts: Sequence[FilterFailure | None],
+        marginal_values: Sequence[float],
     ) -> list[int]:
         named = [marginal_values[row] for row in rows]
         best, worst = max(named, default=NEVER), min(named, default=NEVER)
@@ -299,7 +305,7 @@ class _Appraised:
 
         def appraisal(row: int) -> Appraisal | None:
             node, node_type = rows.nodes[row], rows.shape_at[row]
-            return None if node is None or node_type is None else appraiser.appraise(node_type, left_on(node))
+            return None if node is None or node_type is None else appraiser.appraise(node_type, free_capacity(node))
 
         self.rooms: _Remembered[Appraisal | None] = _Remembered(rows, appraisal, [], None)
 
@@ -307,17 +313,17 @@ class _Appraised:
 class _Pod:
     """The cached results for pods with equal demands."""
 
-    def __init__(self, ask: Ask, rows: _Rows) -> None:
+    def __init__(self, ask: GpuRequest, rows: _Rows) -> None:
         self._ask = ask
         self._rows = rows
         effort = Effort(_MOST_STEPS)
         packer = CachingPacker([part.demand for part in ask.parts], effort)
-        sentences: dict[Unfit, Unfit] = {}
-        several, choosy = len(ask.parts) > 1, ask.wishes.choosy
-        reasons: dict[tuple[object, ...], Unfit | None] = {}
+        sentences: dict[FilterFailure, FilterFailure] = {}
+        several, choosy = len(ask.parts) > 1, ask.selector.choosy
+        reasons: dict[tuple[object, ...], FilterFailure | None] = {}
         """By `reason_of_one`, where that decides."""
 
-        def verdict(row: int) -> Unfit | None:
+        def verdict(row: int) -> FilterFailure | None:
             """Return `unfit`, which takes several times as long as what is tried here first on most nodes."""
             node = rows.nodes[row]
             if node is None:
@@ -338,7 +344,7 @@ class _Pod:
                 reasons[alike] = why
             return why
 
-        self.verdicts: _Remembered[Unfit | None] = _Remembered(
+        self.verdicts: _Remembered[FilterFailure | None] = _Remembered(
             rows, verdict, [], UNTRIED, effort=effort, estimate=lambda _row: UNTRIED
         )
         self._scores: tuple[tuple[str, str], _Remembered[int]] | None = None

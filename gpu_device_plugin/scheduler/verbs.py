@@ -18,10 +18,10 @@ from gpu_device_plugin.model.contract.keys import READ_ON_PODS
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.report.rules.gauges import WaitingReason
 from gpu_device_plugin.scheduler import wire
-from gpu_device_plugin.scheduler.node_evaluator import UNKNOWN, Judge
+from gpu_device_plugin.scheduler.node_evaluator import UNKNOWN, NodeEvaluator
 from gpu_device_plugin.scheduler.rules.fitting import unfit
 from gpu_device_plugin.scheduler.rules.packing import CachingPacker, Effort, TooLongError
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Impossible, ask
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Impossible, ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.scheduler.cluster_state import Fleet
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import Followed
-    from gpu_device_plugin.scheduler.rules.usage import Occupant
+    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
+    from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 
 _log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Verbs:
     """
 
     _context: ControllerContext
-    _followed: Followed
+    _followed: CapacityCache
     _nominator: Nominator
     ready: Callable[[], str]
     """Returns a sentence on why the fleet is not ready to answer from; empty if it is."""
@@ -136,7 +136,7 @@ class Verbs:
         names = [resource.name for resource in self._context.resources]
         self._pods = PodReader(names, READ_ON_PODS.__contains__, sums=True, every=True, owners=True)
         self.waiting = WaitingObserved(fleet, self._context.wall)
-        self.judge = Judge(fleet.now)
+        self.evaluator = NodeEvaluator(fleet.now)
 
     def filter(self, body: bytes) -> bytes:
         """Return the nodes that a pod may go to, and for each other node the reason against it.
@@ -163,7 +163,7 @@ class Verbs:
             passed = [name for name in args.names if name == node]
             failed = {name: _ELSEWHERE for name in args.names if name != node}
         else:
-            verdicts = self.judge.verdicts(asked, args.names)
+            verdicts = self.evaluator.verdicts(asked, args.names)
             for name, why in zip(args.names, verdicts, strict=True):
                 if why is None:
                     passed.append(name)
@@ -179,7 +179,7 @@ class Verbs:
         self.waiting.filtered(pod.uid, self._reason(asked, failed))
         return self._refused(args, pod, placing, failed, unresolvable)
 
-    def _only_node(self, pod: Pod, asked: Ask, names: Sequence[str]) -> str | None:
+    def _only_node(self, pod: Pod, asked: GpuRequest, names: Sequence[str]) -> str | None:
         """Return the only node that a pod may go to; None: it may go to any that has room."""
         claim = self._fleet.entries.get(pod.uid)
         if claim is not None and claim.claimed:
@@ -204,7 +204,7 @@ class Verbs:
         return wire.filter_result(args, [], awaited, final)
 
     def _retry_reason(
-        self, names: Sequence[str], pod: Pod, asked: Ask, placing: wire.Placing, failed: Mapping[str, str]
+        self, names: Sequence[str], pod: Pod, asked: GpuRequest, placing: wire.Placing, failed: Mapping[str, str]
     ) -> str:
         """Return why the scheduler should retry a pod by itself that fits on none of these nodes; empty: it need not.
 
@@ -220,17 +220,17 @@ class Verbs:
             return elsewhere
         if (node := self._first_with_room_soon(asked, self._fleet.candidates if sampled else failed)) is not None:
             self.waiting.filtered(pod.uid, self._reason(asked, failed))
-            (why,) = self.judge.verdicts(asked, [node])
+            (why,) = self.evaluator.verdicts(asked, [node])
             return f"node {node}: {'' if why is None else why.sentence}; {_SOON}"
         return ""
 
-    def _outside(self, sample: Sequence[str], pod: Pod, asked: Ask, placing: wire.Placing) -> str:
+    def _outside(self, sample: Sequence[str], pod: Pod, asked: GpuRequest, placing: wire.Placing) -> str:
         """Nominate a node outside the sample that has room for a pod, or where evicting may make room; say so."""
         closed = (node.name for node in self._followed.nodes.values() if node.unschedulable or not node.ready)
         left_out = {*sample, *closed}
         roomy = [
             node.name
-            for node in self.judge.fitting(asked)
+            for node in self.evaluator.fitting(asked)
             if node.name not in left_out
             and not node.gpus.claims  # kube-scheduler allocates these
             and (node.left is None or node.left.cover(pod.amounts))
@@ -266,18 +266,18 @@ class Verbs:
             if number:
                 self._context.metrics.count(VERDICTS, verdict, times=number)
 
-    def _reason(self, asked: Ask | Impossible, failed: Collection[str]) -> WaitingReason:
+    def _reason(self, asked: GpuRequest | Impossible, failed: Collection[str]) -> WaitingReason:
         """Return why a pod waits that fits on none of the named nodes; evictions may help on those of `failed`."""
         if isinstance(asked, Impossible):
             return WaitingReason.NEVER_FITS
         # kube-scheduler names only nodes whose sums are sufficient now; room may be made on another node.
         if failed or not all(
-            why is not None and why.unresolvable for why in self.judge.verdicts(asked, list(self._fleet.candidates))
+            why is not None and why.unresolvable for why in self.evaluator.verdicts(asked, list(self._fleet.candidates))
         ):
             return WaitingReason.NO_ROOM
         return WaitingReason.NEVER_FITS
 
-    def _first_with_room_soon(self, asked: Ask, names: Iterable[str]) -> str | None:
+    def _first_with_room_soon(self, asked: GpuRequest, names: Iterable[str]) -> str | None:
         """Return the first of `names` on which time alone makes room for a pod; None if there is none."""
         soon = self._fleet.soon
         if soon:
@@ -286,9 +286,9 @@ class Verbs:
                 return next((name for name in names if name in soon and unfit(asked, soon[name], packer) is None), None)
         return None
 
-    def _scores(self, pod: Pod, asked: Ask, nodes: Sequence[str]) -> Sequence[int]:
+    def _scores(self, pod: Pod, asked: GpuRequest, nodes: Sequence[str]) -> Sequence[int]:
         settings = self._context.settings()
-        return self.judge.scores(asked, nodes, settings.node_policy, settings.gpu_policy, pod.amounts)
+        return self.evaluator.scores(asked, nodes, settings.node_policy, settings.gpu_policy, pod.amounts)
 
     def prioritize(self, body: bytes) -> bytes:
         """Return the scores of nodes for a pod, in their order; 0 where it does not fit."""
@@ -333,7 +333,7 @@ class Verbs:
         self.waiting.preempted(pod.uid, helps=bool(chosen))
         return wire.preemption_result(chosen)
 
-    def _occupants(self, node: str) -> Sequence[Occupant]:
+    def _occupants(self, node: str) -> Sequence[GpuConsumer]:
         return [
             replace(
                 entry.occupant,
@@ -368,7 +368,7 @@ class Verbs:
         nodes = [wire.inspected(node, self._fleet.on_node(node.name)) for node in shown]
         return Page(wire.inspect_result(nodes), content_type=JSON)
 
-    def _asked(self, raw: Raw) -> tuple[Pod, Ask | Impossible]:
+    def _asked(self, raw: Raw) -> tuple[Pod, GpuRequest | Impossible]:
         why = self.ready()
         if why:
             raise _NotReadyError(why)

@@ -329,8 +329,8 @@ MIRRORED = "metadata.annotations[kubernetes.io/config.mirror]"
 
 async def test_a_mirror_pod_is_made_as_one_on_its_node_or_never_becomes_one(api: Api, name: str) -> None:
     body = mirror(pod(name, node="n"), "0123456789abcdef" * 2)
-    usage_outside_grants = {**body, "spec": {key: value for key, value in body["spec"].items() if key != "nodeName"}}
-    answer = await refused(api, "POST", IN_DEFAULT, usage_outside_grants)
+    unassigned_usage = {**body, "spec": {key: value for key, value in body["spec"].items() if key != "nodeName"}}
+    answer = await refused(api, "POST", IN_DEFAULT, unassigned_usage)
     (cause,) = answer["details"]["causes"]
     assert (answer["code"], cause["reason"], cause["field"]) == (422, "FieldValueInvalid", MIRRORED)
     assert cause["message"].endswith("must set spec.nodeName if mirror pod annotation is set")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.pods import Pod
 
 
-class Followed(NodePods):
+class CapacityCache(NodePods):
     """The pods of a node, and how often a watch began with a list."""
 
     begun = 0
@@ -66,7 +66,7 @@ async def test_the_pods_of_a_node_end_up_as_they_are(
         asyncio.TaskGroup() as tasks,
     ):
         reader = PodReader([], lambda key: key == "a")
-        there = Followed(client, reader, NODE, timing=ReflectorTiming(0.001, 0.01, check_s=0.05, patience_s=0.005))
+        there = CapacityCache(client, reader, NODE, timing=ReflectorTiming(0.001, 0.01, check_s=0.05, patience_s=0.005))
         running = [tasks.create_task(there.reflector.run()), tasks.create_task(keeping_places(there.changes))]
         await eventually(lambda: there.reflector.synced)
         world = BusyCluster(server, chance_seed)

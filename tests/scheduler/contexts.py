@@ -10,7 +10,7 @@ from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.scheduler.binding import Binding
 from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.scheduler.controller_context import ControllerContext, ExtenderTimings
-from gpu_device_plugin.scheduler.followed_objects import Followed
+from gpu_device_plugin.scheduler.followed_objects import CapacityCache
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from tests.resources import RESOURCES
 
@@ -55,4 +55,6 @@ def binding_in(parts: ControllerContext, current: Callable[[], Awaitable[None]])
     async def before_bind(_node: str, _pod: PodRef) -> str:
         return ""
 
-    return Binding(parts, Followed(parts), current=current, ranks=lambda _node, _amounts: None, before_bind=before_bind)
+    return Binding(
+        parts, CapacityCache(parts), current=current, ranks=lambda _node, _amounts: None, before_bind=before_bind
+    )

@@ -16,10 +16,10 @@ from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.placing import POLICIES
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.scheduler.cluster_state import Fleet
-from gpu_device_plugin.scheduler.node_evaluator import UNKNOWN, Judge
+from gpu_device_plugin.scheduler.node_evaluator import UNKNOWN, NodeEvaluator
 from gpu_device_plugin.scheduler.rules.candidate import candidate
 from gpu_device_plugin.scheduler.rules.fitting import Fit, fit, unfit
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, ask
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.scheduler.rules.usage import NOTHING, Usage, promise, usage_of
 from tests.resources import COUNT, MEM, RESOURCES
 from tests.scores import score
@@ -73,7 +73,7 @@ class World(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.fleet = Fleet(RESOURCES, vanished_grace_s=VANISHED_GRACE_S)
-        self.judge = Judge(self.fleet.now)
+        self.evaluator = NodeEvaluator(self.fleet.now)
         self.now = 0.0
         self.numbers = count()
         self.there: dict[str, Pod] = {}
@@ -197,7 +197,7 @@ class World(RuleBasedStateMachine):
             return
         pod = waiting[which % len(waiting)]
         asked = ask(pod, RESOURCES)
-        assert isinstance(asked, Ask)
+        assert isinstance(asked, GpuRequest)
         found = fit(asked, there, policy)
         if isinstance(found, Fit):
             bound = replace(pod, node_name=node, annotations=promise(asked, found.placements, there.gpus, 7))
@@ -308,14 +308,14 @@ class World(RuleBasedStateMachine):
             Container(f"c{n}", kind, n, {resource.name: amount}) for n, (kind, resource, amount) in enumerate(shape)
         )
         asked = ask(Pod("uid", "default", "uid", containers=containers), RESOURCES)
-        assert isinstance(asked, Ask)
+        assert isinstance(asked, GpuRequest)
         names = sorted(NODES)
         by_node = {name: [e.usage for e in self.fleet.entries.values() if e.node == name] for name in self.nodes}
         there = {name: candidate(name, gpus, by_node[name]) for name, gpus in self.nodes.items()}
-        assert list(self.judge.verdicts(asked, names)) == [
+        assert list(self.evaluator.verdicts(asked, names)) == [
             unfit(asked, there[name]) if name in there else UNKNOWN for name in names
         ]
-        assert list(self.judge.scores(asked, names, policy, policy)) == [
+        assert list(self.evaluator.scores(asked, names, policy, policy)) == [
             score(asked, there[name], policy, policy) if name in there else 0 for name in names
         ]
 

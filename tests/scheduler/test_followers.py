@@ -15,7 +15,7 @@ from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.scheduler.cluster_state import Fleet
-from gpu_device_plugin.scheduler.followed_objects import Followed, with_brief_use
+from gpu_device_plugin.scheduler.followed_objects import CapacityCache, with_brief_use
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 from tests import builders
 from tests.names import COUNT, MEM
@@ -32,8 +32,8 @@ def fleet() -> Fleet:
     return Fleet(RESOURCES, vanished_grace_s=30)
 
 
-def followed(fleet: Fleet, arrivals: Arrivals | None = None, clock: Callable[[], float] = lambda: 0.0) -> Followed:
-    there = Followed(context(fleet, clock=clock, wall=lambda: 0.0, settings=lambda: replace(BINPACK, grow="auto")))
+def followed(fleet: Fleet, arrivals: Arrivals | None = None, clock: Callable[[], float] = lambda: 0.0) -> CapacityCache:
+    there = CapacityCache(context(fleet, clock=clock, wall=lambda: 0.0, settings=lambda: replace(BINPACK, grow="auto")))
     there.observe = (arrivals or Arrivals()).observe
     return there
 

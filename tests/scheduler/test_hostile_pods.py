@@ -34,10 +34,10 @@ from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.matching import Call
 from gpu_device_plugin.node.waiting_pods import WaitingPods
 from gpu_device_plugin.scheduler.cluster_state import Fleet
-from gpu_device_plugin.scheduler.followed_objects import Followed
+from gpu_device_plugin.scheduler.followed_objects import CapacityCache
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 from gpu_device_plugin.scheduler.rules.fitting import fit
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, ask
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.scheduler.rules.usage import usage_of
 from gpu_device_plugin.scheduler.verbs import Verbs
 from tests import nodes
@@ -87,8 +87,8 @@ FLEET = _fleet()
 def extender() -> Verbs:
     """Return an extender that remembers nothing of pods yet."""
     parts = context(FLEET)
-    verbs = Verbs(parts, Followed(parts), Nominator(parts), lambda: "")
-    verbs.judge.prepare()
+    verbs = Verbs(parts, CapacityCache(parts), Nominator(parts), lambda: "")
+    verbs.evaluator.prepare()
     return verbs
 
 
@@ -118,7 +118,7 @@ def decide(wanted: Json) -> None:
         usage_of(there, RESOURCES)
     with counted(FOR_AN_ANSWER + for_containers):
         found = ask(there, RESOURCES)
-        if isinstance(found, Ask):
+        if isinstance(found, GpuRequest):
             fit(found, FLEET.candidates["n1"], "binpack")
 
 

@@ -28,7 +28,7 @@ from gpu_device_plugin.model.contract.keys import (
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.report.followed_cluster import FollowedCluster
 from gpu_device_plugin.scheduler.extender import Extender
-from gpu_device_plugin.scheduler.followed_objects import Followed
+from gpu_device_plugin.scheduler.followed_objects import CapacityCache
 from gpu_device_plugin.scheduler.rules.pod_demand import Impossible, ask
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
@@ -132,7 +132,7 @@ def test_a_bound_pod_with_very_many_wishes_is_not_moved_as_if_it_had_none() -> N
     pod, _ = read.read(
         json.dumps(builders.pod("a", builders.container(mem=1), uid="u", node="n", annotations=annotations)).encode()
     )
-    followed = Followed(context(settings=lambda: replace(BINPACK, keep_nodes=True)))
+    followed = CapacityCache(context(settings=lambda: replace(BINPACK, keep_nodes=True)))
     followed.put_pod(pod)
     (kept,) = followed.pods.values()
     assert kept.annotations == {USE_MODEL: TOO_LONG, MOVE_TO: "{}"}

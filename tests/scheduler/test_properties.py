@@ -105,13 +105,11 @@ class Cluster:
 
     async def an_agent_reports(self, which: int) -> None:
         """A pod that somebody else bound turns out to be on the GPUs that had room, or could not be started."""
-        usage_outside_grants = [
-            pod for pod in self.pods(bound=True) if not held(pod, GPU_MEM) and not held(pod, GPU_COUNT)
-        ]
-        usage_outside_grants = [pod for pod in usage_outside_grants if asked(pod, GPU_MEM) or asked(pod, GPU_COUNT)]
-        if not usage_outside_grants:
+        unassigned_usage = [pod for pod in self.pods(bound=True) if not held(pod, GPU_MEM) and not held(pod, GPU_COUNT)]
+        unassigned_usage = [pod for pod in unassigned_usage if asked(pod, GPU_MEM) or asked(pod, GPU_COUNT)]
+        if not unassigned_usage:
             return
-        pod = usage_outside_grants[which % len(usage_outside_grants)]
+        pod = unassigned_usage[which % len(unassigned_usage)]
         name, node = pod["metadata"]["name"], pod["spec"]["nodeName"]
         sizes = dict(enumerate(NODES[node]))
         used: Counter[int] = Counter()

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpu_device_plugin.features.capacity.contract import read_held
-from gpu_device_plugin.features.capacity.rules.movable import Evictability, Resident, Residents, Site, Stays
+from gpu_device_plugin.features.capacity.rules.movable import (
+    Evictability,
+    PlannedNode,
+    PlannedPod,
+    Residents,
+    UnmovableReason,
+)
 from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind, ObjectMeta, PodReader
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT
 from gpu_device_plugin.model.times import epoch_s
@@ -18,7 +24,7 @@ from gpu_device_plugin.report.objects import ApiObject, Named, decoded, readable
 from gpu_device_plugin.report.pod_details import PodObject
 from gpu_device_plugin.scheduler.rules.candidate import candidate
 from gpu_device_plugin.scheduler.rules.node_constraints import MOST_TERMS, NOWHERE, Requirement
-from gpu_device_plugin.scheduler.rules.usage import Occupant, Usage
+from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -70,8 +76,8 @@ class _Budget(Named):
 class Arrangement:
     """The nodes with their pods, and the pods that wait."""
 
-    sites: tuple[Site, ...]
-    waiting: tuple[Resident, ...]
+    sites: tuple[PlannedNode, ...]
+    waiting: tuple[PlannedPod, ...]
     """By limits, the oldest first; without those that a scheduling gate holds back."""
     budgets: Mapping[str, int]
     """By ``namespace/name`` the evictions that each PodDisruptionBudget allows."""
@@ -124,16 +130,18 @@ class ArrangementReader:
             there = [
                 residents.of(*self._known[pod.uid], pod)
                 if pod.uid in self._known and not pod.claims
-                else Resident(pod, stays=Stays.CLAIMS)
+                else PlannedPod(pod, stays=UnmovableReason.CLAIMS)
                 for pod in view.pods
             ]
             for room in read_held(view.record.annotations):
                 if room.until_s > now_s:
-                    held = Occupant(f"held/{room.uid}", Usage(room.shares), namespace=room.namespace, name="held room")
-                    there.append(Resident(held, stays=Stays.HELD))
+                    held = GpuConsumer(
+                        f"held/{room.uid}", Usage(room.shares), namespace=room.namespace, name="held room"
+                    )
+                    there.append(PlannedPod(held, stays=UnmovableReason.HELD))
             usages, amounts = [pod.pod.usage for pod in there], self._amounts[view.name]
             node = candidate(view.name, view.candidate.gpus, usages, view.record.cpu_and_memory, amounts)
-            sites.append(Site(node, tuple(there), view.name in names))
+            sites.append(PlannedNode(node, tuple(there), view.name in names))
         oldest = sorted(self._waiting, key=lambda pod: (pod.created, pod.uid))
         waiting = [residents.of(*self._known[pod.uid]) for pod in oldest]
         return Arrangement(tuple(sites), tuple(pod for pod in waiting if pod.ask.parts), allowed)

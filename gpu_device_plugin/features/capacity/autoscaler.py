@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.features.capacity.rules.node_requests import Wanted
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import Followed
+    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
 
     Templates = Mapping[str, dict[str, Any]]
 
@@ -45,7 +45,7 @@ class Autoscaler:
     """The cluster's autoscaler, as far as it can be asked."""
 
     _context: ControllerContext
-    _followed: Followed
+    _followed: CapacityCache
     namespace: str
     """In which the objects are made."""
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.kubernetes.writers.events import EventWriter
     from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import Followed
+    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
     from gpu_device_plugin.scheduler.rules.node_constraints import Terms
 
     _Node: TypeAlias = tuple[Wanted, Sequence[Waiter]]
@@ -58,7 +58,7 @@ class Grower:
     """Works out which nodes are wanted."""
 
     _context: ControllerContext
-    _followed: Followed
+    _followed: CapacityCache
     _kinds: KnownKinds
     _waiters: Waiters
     _events: EventWriter
@@ -146,7 +146,7 @@ class Grower:
             # No new node has a GPU that a pod wants by name.
             if (
                 not needs.terms.nowhere
-                and not needs.ask.wishes.use_uuids
+                and not needs.ask.selector.use_uuids
                 and any(needs.fits_by_sums(node) for node in present)
             ):
                 found.setdefault(needs.terms, []).extend(pods)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.pod_demand import Ask
+    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 _PREFIX = "held/"
 """Of the UID under which the fleet counts held room."""
@@ -61,7 +61,7 @@ class Holds:
 
     # --- For the scheduler's calls ------------------------------------------------------------------------------------
 
-    def for_pod(self, pod: Pod, asked: Ask, nodes: Collection[str]) -> tuple[str, Candidate] | None:
+    def for_pod(self, pod: Pod, asked: GpuRequest, nodes: Collection[str]) -> tuple[str, Candidate] | None:
         """Return room that is held for a pod on one of these nodes.
 
         As its UID in the fleet, and its node without other room. None: there is none that it fits in.

@@ -23,12 +23,12 @@ from gpu_device_plugin.scheduler.rules.fitting import unfit
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from gpu_device_plugin.features.capacity.rules.movable import Move, Resident, Residents
+    from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedPod, Residents
     from gpu_device_plugin.kubernetes.client.answers import ApiAnswer
     from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import Followed
+    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
 
     Changes = Mapping[str, str | None]
 
@@ -59,7 +59,7 @@ class Keeper:
     """
 
     _context: ControllerContext
-    _followed: Followed
+    _followed: CapacityCache
     latest: Leaving = field(default_factory=Leaving, init=False)
     """The latest decision, without the nodes that had to be marked since: what is in force for all without a mark."""
     _written: dict[str, NodeRecord] = field(default_factory=dict, init=False)
@@ -82,7 +82,7 @@ class Keeper:
         # The watch has not shown these pods yet, so that they are on no node here.
         tied |= {entry.node: _COMING for entry in self._context.fleet.entries.values() if not entry.seen}
         residents = self._followed.residents(nodes)
-        on_nodes: dict[str, list[Resident]] = {}
+        on_nodes: dict[str, list[PlannedPod]] = {}
         for name in nodes:
             for number, pod in enumerate(self._followed.on_node(name)):
                 if not number % _PODS_AT_ONCE:
@@ -227,12 +227,12 @@ class Keeper:
         self._written[node.name] = now = replace(node, annotations=notes, resource_version=meta.resource_version)
         return now
 
-    def _resident(self, residents: Residents, pod: Pod) -> Resident:
+    def _resident(self, residents: Residents, pod: Pod) -> PlannedPod:
         return residents.of(pod, self._followed.facts(pod.uid))
 
     # --- Nodes that go ------------------------------------------------------------------------------------------------
 
-    async def shelter(self, moving: Collection[str] = ()) -> None:
+    async def reserve_for_drain(self, moving: Collection[str] = ()) -> None:
         """Hold places for the pods of nodes that are being drained; `moving` have theirs."""
         self._give_back(moving)
         draining = [node for node in self._followed.unsettled.values() if node.draining]

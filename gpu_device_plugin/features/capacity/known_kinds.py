@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import Followed
-    from gpu_device_plugin.scheduler.node_evaluator import Judge
+    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
+    from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
 
 _log = logging.getLogger(__name__)
 
@@ -51,8 +51,8 @@ class KnownKinds:
     """Which kinds there are. Where the ConfigMap is missing, those that are gone are forgotten at a restart."""
 
     _context: ControllerContext
-    _followed: Followed
-    _judge: Judge
+    _followed: CapacityCache
+    _judge: NodeEvaluator
     namespace: str
 
     def __post_init__(self) -> None:

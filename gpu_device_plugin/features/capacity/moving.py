@@ -18,7 +18,7 @@ from gpu_device_plugin.aio.turns import in_turns
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind, AuditRecord
 from gpu_device_plugin.features.capacity.contract import Destination, HeldRoom, read_destination
-from gpu_device_plugin.features.capacity.rules.movable import Fits, Resident, Site, Stays
+from gpu_device_plugin.features.capacity.rules.movable import Fits, PlannedNode, PlannedPod, UnmovableReason
 from gpu_device_plugin.features.capacity.rules.plans import planning
 from gpu_device_plugin.kubernetes.client.errors import (
     ApiError,
@@ -31,7 +31,7 @@ from gpu_device_plugin.kubernetes.objects.decoding import PODS
 from gpu_device_plugin.kubernetes.writers.evictions import EvictionOutcome, evict
 from gpu_device_plugin.model.contract.keys import MOVE_REFUSED, MOVE_TO, MalformedAnnotationError
 from gpu_device_plugin.scheduler.followed_objects import replaceable
-from gpu_device_plugin.scheduler.rules.fitting import Unfit, fit
+from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, fit
 from gpu_device_plugin.scheduler.rules.node_constraints import NO_TERMS, NOWHERE, obstacles
 from gpu_device_plugin.scheduler.rules.pod_demand import Impossible, ask
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.pods import Owner, Pod
     from gpu_device_plugin.scheduler.cluster_state import FleetEntry
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import Followed
+    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
     Shares = tuple[tuple[int, int], ...]
@@ -68,7 +68,7 @@ class Mover:
     """Moves one pod after the other."""
 
     _context: ControllerContext
-    _followed: Followed
+    _followed: CapacityCache
     _before_taking: Callable[[str, object], Awaitable[str]]
     """Awaited once room of a node is held, as before a binding (`Capacity.before_bind`)."""
     moving: set[str] = field(default_factory=set, init=False)
@@ -176,7 +176,7 @@ class Mover:
         if isinstance(there, str):
             return there
         found = fit(asked, there.restricted(dict(to.shares)), _POLICY)
-        if isinstance(found, Unfit):
+        if isinstance(found, FilterFailure):
             return f"node {to.node} has not the room any more: {found.sentence}"
         sums: Counter[int] = Counter()
         for placement in found.placements:
@@ -253,7 +253,7 @@ class Rebalancer:
     """Carries out one plan at a time, one move after the other, and stops it at the first surprise."""
 
     _context: ControllerContext
-    _followed: Followed
+    _followed: CapacityCache
     _mover: Mover
     _waiters: Waiters
     _: KW_ONLY
@@ -351,7 +351,7 @@ class Rebalancer:
         allowed = self._followed.residents(self._followed.sharing_open()).allowed(needs.terms)
         return Fits(needs.ask, needs.amounts, allowed, waiter.pod.priority)
 
-    async def _sites(self) -> Sequence[Site]:
+    async def _sites(self) -> Sequence[PlannedNode]:
         fleet, followed = self._context.fleet, self._followed
         nodes = self._followed.sharing()
         open_ = followed.sharing_open()
@@ -361,12 +361,12 @@ class Rebalancer:
             if not number % _NODES_AT_ONCE:
                 await asyncio.sleep(0)
             there = tuple(self._resident(residents, entry) for entry in fleet.on_node(name) if not entry.settling)
-            sites.append(Site(node, there, name in open_))
+            sites.append(PlannedNode(node, there, name in open_))
         return sites
 
-    def _resident(self, residents: Residents, entry: FleetEntry) -> Resident:
+    def _resident(self, residents: Residents, entry: FleetEntry) -> PlannedPod:
         occupant = entry.occupant
         pod = self._followed.pods.get(entry.uid)
         if pod is None or entry.temporary:
-            return Resident(occupant, stays=Stays.HELD if entry.held_for else Stays.ENDING)
+            return PlannedPod(occupant, stays=UnmovableReason.HELD if entry.held_for else UnmovableReason.ENDING)
         return residents.of(pod, self._followed.facts(entry.uid), occupant)

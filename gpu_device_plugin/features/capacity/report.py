@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.features.capacity.rules.movable import Stays
+from gpu_device_plugin.features.capacity.rules.movable import UnmovableReason
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.report.rules.columns import Layout, Line, Row, table
 from gpu_device_plugin.report.rules.printing import counted, first, ranges
@@ -12,14 +12,19 @@ from gpu_device_plugin.report.rules.printing import counted, first, ranges
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.features.capacity.rules.movable import Move, Resident, Site
+    from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedNode, PlannedPod
     from gpu_device_plugin.features.capacity.rules.plans import Plan
 
     Json = dict[str, Any]
 
 _MOVES = Layout(("MOVE", "POD", "FROM", "TO"), shrink={"POD": 16, "TO": 10, "FROM": 10})
 _GPUS = Layout(("NODE", "GPU", "BEFORE", "AFTER"), shrink={"AFTER": 24, "BEFORE": 24, "NODE": 8})
-_BLOCKING = frozenset(Stays) - {Stays.ENDING, Stays.PLANNED, Stays.MOVED, Stays.HELD}
+_BLOCKING = frozenset(UnmovableReason) - {
+    UnmovableReason.ENDING,
+    UnmovableReason.PLANNED,
+    UnmovableReason.MOVED,
+    UnmovableReason.HELD,
+}
 
 
 def moves_of(plans: Iterable[Plan]) -> list[Move]:
@@ -48,12 +53,14 @@ def move_lines(moves: Sequence[Move], width: int) -> list[Line]:
     return table(_MOVES, rows, width)
 
 
-def positions(pod: Resident) -> Mapping[int, int]:
+def positions(pod: PlannedPod) -> Mapping[int, int]:
     """Return the shares of a pod by GPU position, 0 for a whole GPU."""
     return dict(pod.pod.usage.shares) | dict.fromkeys(pod.pod.usage.whole, 0)
 
 
-def changed_gpus(before: Iterable[Site], after: Iterable[Site]) -> Iterator[tuple[str, int, Site, Site]]:
+def changed_gpus(
+    before: Iterable[PlannedNode], after: Iterable[PlannedNode]
+) -> Iterator[tuple[str, int, PlannedNode, PlannedNode]]:
     """Yield the node and the position of each GPU that changes, with its node before and after."""
     now = {site.node.name: site for site in after}
     for site in sorted(before, key=lambda site: site.node.name):
@@ -63,7 +70,7 @@ def changed_gpus(before: Iterable[Site], after: Iterable[Site]) -> Iterator[tupl
                 yield site.node.name, gpu.position, site, then
 
 
-def gpu_lines(before: Iterable[Site], after: Iterable[Site], width: int) -> list[Line]:
+def gpu_lines(before: Iterable[PlannedNode], after: Iterable[PlannedNode], width: int) -> list[Line]:
     """Return a table of the GPUs that change, with the pods on each before and after."""
     rows = [
         Row((node, str(position), _held(was, position), _held(then, position)))
@@ -72,40 +79,42 @@ def gpu_lines(before: Iterable[Site], after: Iterable[Site], width: int) -> list
     return table(_GPUS, rows, width) if rows else []
 
 
-def _on(site: Site, position: int) -> Mapping[str, int]:
+def _on(site: PlannedNode, position: int) -> Mapping[str, int]:
     """Return the shares of the pods on a GPU by their names, 0 for all of it."""
     return {
-        f"{pod} (new)" if pod.stays is Stays.PLANNED else str(pod): shares
+        f"{pod} (new)" if pod.stays is UnmovableReason.PLANNED else str(pod): shares
         for pod in site.residents
         if (shares := positions(pod).get(position)) is not None
     }
 
 
-def _free(site: Site, position: int) -> int:
+def _free(site: PlannedNode, position: int) -> int:
     """Return the free shares of a GPU."""
     room = next(room for room in site.node.rooms if room.position == position)
     return room.free if room.gives_shares else 0
 
 
-def _held(site: Site, position: int) -> str:
+def _held(site: PlannedNode, position: int) -> str:
     held = [f"{pod} ({_amount(site, shares) if shares else 'whole'})" for pod, shares in _on(site, position).items()]
     free = _free(site, position)
     return ", ".join([*held, f"{_amount(site, free)} free" if free else "nothing free"])
 
 
-def _amount(site: Site, shares: int) -> str:
+def _amount(site: PlannedNode, shares: int) -> str:
     share_mib = site.node.gpus.share_mib
     return str(shares) if share_mib is None else format_mib(shares * share_mib)
 
 
-def staying_lines(sites: Iterable[Site]) -> list[str]:
+def staying_lines(sites: Iterable[PlannedNode]) -> list[str]:
     """Return the pods that are not moved, by reason."""
     pods = [pod for site in sites for pod in site.residents if pod.stays in _BLOCKING]
-    by_reason = {why: sorted(str(pod) for pod in pods if pod.stays is why) for why in Stays}
+    by_reason = {why: sorted(str(pod) for pod in pods if pod.stays is why) for why in UnmovableReason}
     return [f"  {why}: {first(names)}" for why, names in by_reason.items() if names]
 
 
-def plan_document(plans: Sequence[tuple[str, Plan]], before: Sequence[Site], after: Sequence[Site]) -> Json:
+def plan_document(
+    plans: Sequence[tuple[str, Plan]], before: Sequence[PlannedNode], after: Sequence[PlannedNode]
+) -> Json:
     """Return plans as JSON has them, each with what it is for: `namespace/name` of a pod, or a number of nodes."""
     return {
         "version": 1,

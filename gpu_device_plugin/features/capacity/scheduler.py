@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
     from gpu_device_plugin.scheduler.extender_routes import Readiness
-    from gpu_device_plugin.scheduler.followed_objects import Followed
-    from gpu_device_plugin.scheduler.node_evaluator import Judge
+    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
+    from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
 
 T = TypeVar("T")
 
@@ -47,8 +47,8 @@ class Capacity:
     def __init__(
         self,
         context: ControllerContext,
-        followed: Followed,
-        judge: Judge,
+        followed: CapacityCache,
+        evaluator: NodeEvaluator,
         refused: Callable[[str], bool],
         readiness: Readiness,
         *,
@@ -65,12 +65,12 @@ class Capacity:
         self._catch_up = catch_up
         self._events = EventWriter(context.client, instance=context.settings().holder())
         namespace = own_namespace(SERVICE_ACCOUNT, "kube-system")
-        waiters = Waiters(context, followed, judge, refused)
+        waiters = Waiters(context, followed, evaluator, refused)
         self.mover = Mover(context, followed, self.before_bind)
         self.keeper = Keeper(context, followed)
         self.rebalancer = Rebalancer(context, followed, self.mover, waiters)
         self.idle = IdleActions(context, followed, self._events)
-        self._kinds = KnownKinds(context, followed, judge, namespace)
+        self._kinds = KnownKinds(context, followed, evaluator, namespace)
         self.grower = Grower(context, followed, self._kinds, waiters, self._events)
         self._autoscaler = Autoscaler(context, followed, namespace)
         self._term: Hashable | None = None
@@ -132,7 +132,7 @@ class Capacity:
         self._followed.holds.expire()
         self._followed.holds.release()
         if self._context.settings().keep_nodes:
-            await self.keeper.shelter(self.mover.moving)
+            await self.keeper.reserve_for_drain(self.mover.moving)
         await self._followed.holds.write()
 
     async def _grow(self) -> None:

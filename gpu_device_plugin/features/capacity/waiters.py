@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import Followed
-    from gpu_device_plugin.scheduler.node_evaluator import Judge
+    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
+    from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
 
 
 _NEW_S = 60.0
@@ -41,8 +41,8 @@ class Waiters:
     """The waiting pods, whichever part of a scheduler refused them."""
 
     _context: ControllerContext
-    _followed: Followed
-    _judge: Judge
+    _followed: CapacityCache
+    _judge: NodeEvaluator
     _refused: Callable[[str], bool]
     """Returns whether none of the nodes that kube-scheduler has named for a pod had room, by its UID."""
 

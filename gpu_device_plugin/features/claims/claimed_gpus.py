@@ -15,8 +15,8 @@ from gpu_device_plugin.model.memory import MIB_PER_GIB
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules.held_instances import InstancePod
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
-from gpu_device_plugin.scheduler.rules.usage import NOTHING, Occupant, Usage
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
+from gpu_device_plugin.scheduler.rules.usage import NOTHING, GpuConsumer, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -85,13 +85,13 @@ def _shares(device: Device, share_mib: int | None) -> int | None:
     return -(-device.memory_mib // share_mib)
 
 
-def claimants(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> tuple[list[Occupant], list[InstancePod]]:
+def claimants(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> tuple[list[GpuConsumer], list[InstancePod]]:
     """Return the occupants of a node that have their devices through claims, and those that have whole MIG instances.
 
     Claims without devices of this node do not matter. Occupants are in the order of their namespaces and names.
     """
     listed = {gpu.uuid: gpu.instance.resource for gpu in gpus.instances if gpu.instance is not None}
-    occupants: list[Occupant] = []
+    occupants: list[GpuConsumer] = []
     holders: list[InstancePod] = []
     for group in _by_users(claims):
         first, ending = group[0], all(claim.deleting for claim in group)
@@ -101,7 +101,7 @@ def claimants(node: str, gpus: NodeGpus, claims: Iterable[Claim]) -> tuple[list[
         if (usage := usage_of_claims(node, gpus, group)) != NOTHING:
             names = tuple(claim.name for claim in group)
             pods = tuple(sorted(consumer.name for consumer in first.consumers))
-            occupants.append(Occupant(uid, usage, 0, ending, {}, space, name, names, pods))
+            occupants.append(GpuConsumer(uid, usage, 0, ending, {}, space, name, names, pods))
         devices = [parse_device_name(device.name) for claim in group for device in taken(claim) if device.pool == node]
         if held := [uuid for uuid in devices if uuid in listed]:
             asked = Counter(listed[uuid] for uuid in held)
@@ -163,7 +163,7 @@ def waits_for_ours(claim: Claim) -> bool:
     return not claim.allocated and any(map(asks_for_ours, claim.requests))
 
 
-def ask_of_claims(claims: Iterable[Claim], share_mib: int | None) -> Ask:
+def ask_of_claims(claims: Iterable[Claim], share_mib: int | None) -> GpuRequest:
     """Return what claims ask for of GPUs whose shares have this size; access beside others (admin) asks for nothing.
 
     A request for all devices counts as one for one device, and one without an amount as one for a share. Whole MIG
@@ -171,7 +171,7 @@ def ask_of_claims(claims: Iterable[Claim], share_mib: int | None) -> Ask:
     """
     requests = (request for claim in claims for request in claim.requests if not request.admin)
     placed = (request for request in requests if asks_for_ours(request) and not asks_for_instances(request))
-    return Ask(tuple(Part(_demand(request, share_mib or MIB_PER_GIB)) for request in placed))
+    return GpuRequest(tuple(Part(_demand(request, share_mib or MIB_PER_GIB)) for request in placed))
 
 
 def free_instances(view: NodeView) -> Mapping[str, int]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.kubernetes.writers.events import EventWriter
     from gpu_device_plugin.model.pods import Owner, Pod
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import Followed
+    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class IdleActions:
     """Does what the owners of idle pods want. Whom it has warned it keeps in memory alone."""
 
     _context: ControllerContext
-    _followed: Followed
+    _followed: CapacityCache
     _events: EventWriter
     _: KW_ONLY
     look_s: float = 10.0

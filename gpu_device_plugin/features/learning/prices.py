@@ -18,14 +18,14 @@ from gpu_device_plugin.report.rules.columns import Layout, Line, Row, table
 from gpu_device_plugin.report.rules.printing import counted, first, printable
 from gpu_device_plugin.scheduler.rules.candidate import candidate, gpus_of_node
 from gpu_device_plugin.scheduler.rules.packing import finished
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, ask
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     import msgspec
 
-    from gpu_device_plugin.features.learning.rules.fair_learning import Study
+    from gpu_device_plugin.features.learning.rules.fair_learning import LearningResult
     from gpu_device_plugin.features.learning.rules.price_learning import Tables
     from gpu_device_plugin.features.learning.rules.workload_mix import GpuKind, NodeType
     from gpu_device_plugin.model.pods import Pod
@@ -42,7 +42,7 @@ _MOST_SIZES = 20
 """The most frequent sizes of one GPU that are shown."""
 
 
-def price_document(study: Study, nodes: Mapping[NodeType, int]) -> dict[str, Any]:
+def price_document(study: LearningResult, nodes: Mapping[NodeType, int]) -> dict[str, Any]:
     """Return what a study found, for programs, on nodes of which there are so many of each shape.
 
     A price is a part of the GPU; `comes` is the part of all pods with GPUs that have this size, where whole GPUs count
@@ -74,7 +74,7 @@ def _priced(gpu: GpuKind, mix: Mapping[PodKind, float], nodes: Mapping[NodeType,
     size, model = gpu.size, gpu.model
     comes: dict[int, float] = {}
     for kind, part in mix.items():
-        if kind.gpus and gpu.serves(kind) and kind.wishes.allow_model(model):
+        if kind.gpus and gpu.serves(kind) and kind.selector.allow_model(model):
             taken = kind.shares or size
             comes[taken] = comes.get(taken, 0.0) + part * kind.gpus
     everything = sum(part * kind.gpus for kind, part in mix.items())
@@ -111,7 +111,7 @@ def _sums(sizes: Iterable[int], most: int) -> int:
     return reached
 
 
-def price_lines(document: Mapping[str, Any], study: Study, width: int) -> list[Line]:
+def price_lines(document: Mapping[str, Any], study: LearningResult, width: int) -> list[Line]:
     """Return prices as a table, and sentences on their study below it, for a terminal of `width` columns."""
     if (pods := study.pods) < FEWEST:
         verb = "teaches" if pods == 1 else "teach"
@@ -140,7 +140,7 @@ def price_lines(document: Mapping[str, Any], study: Study, width: int) -> list[L
     return [*table(layout, rows, width), Line(""), *map(Line, _sentences(document, study))]
 
 
-def _sentences(document: Mapping[str, Any], study: Study) -> list[str]:
+def _sentences(document: Mapping[str, Any], study: LearningResult) -> list[str]:
     dearest = [
         (price["price"] - price["shares"] / gpu["shares"], gpu, price)
         for gpu in document["gpus"]
@@ -183,7 +183,7 @@ def _sentences(document: Mapping[str, Any], study: Study) -> list[str]:
 
 def lesson_of(
     raw_nodes: Iterable[msgspec.Raw], raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]
-) -> tuple[dict[str, Any], Study]:
+) -> tuple[dict[str, Any], LearningResult]:
     """Return the prices of a cluster, and their study; an object that cannot be read teaches nothing."""
     names = {resource.kind: resource.name for resource in resources}
     node_reader = NodeReader(names.values(), READ_ON_NODES.__contains__)
@@ -224,6 +224,6 @@ def _came(
                 yield epoch_s(other.created) or 0.0, "", [PodKind(0, 0, amounts.cpu_milli, amounts.memory_mib)]
         elif pod.node_name and not pod.ended and not pod.deleting:
             asked = ask(pod, resources)
-            if isinstance(asked, Ask) and asked.parts:
+            if isinstance(asked, GpuRequest) and asked.parts:
                 kinds = kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)
                 yield epoch_s(pod.created) or 0.0, pod.namespace, kinds

@@ -13,14 +13,14 @@ from gpu_device_plugin.features.learning.rules.fair_learning import due, studyin
 from gpu_device_plugin.features.learning.rules.price_learning import Dominance
 from gpu_device_plugin.features.learning.rules.workload_mix import PodKind, WorkloadMix, kinds_of
 from gpu_device_plugin.model.times import epoch_s
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, ask
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.features.learning.rules.fair_learning import Study
+    from gpu_device_plugin.features.learning.rules.fair_learning import LearningResult
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.node_evaluator import Judge
+    from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Learner:
     """Keeps the mix of pods, and the tables learned from it. Nothing is persisted: a restart learns anew."""
 
     _context: ControllerContext
-    _judge: Judge
+    _judge: NodeEvaluator
     """Scores nodes by the tables."""
     _: KW_ONLY
     look_s: float = 1.0
@@ -43,7 +43,7 @@ class Learner:
     in_force: bool = field(default=False, init=False)
     """Whether the policy `fit` goes by what was learned; it is `binpack` otherwise."""
     distrusted: tuple[str, ...] = field(default=(), init=False)
-    """Namespaces that count little; see `Study.distrusted`."""
+    """Namespaces that count little; see `LearningResult.distrusted`."""
 
     def __post_init__(self) -> None:
         self._mix = WorkloadMix()
@@ -62,7 +62,7 @@ class Learner:
             self._mix.add([PodKind(0, 0, amounts.cpu_milli, amounts.memory_mib)], created_s)
             return
         asked = ask(pod, self._context.resources)
-        if isinstance(asked, Ask) and asked.parts:
+        if isinstance(asked, GpuRequest) and asked.parts:
             self._mix.add(kinds_of(asked, amounts.cpu_milli, amounts.memory_mib), created_s, pod.namespace)
 
     async def run(self) -> NoReturn:
@@ -99,7 +99,7 @@ class Learner:
         self._log_lesson(study)
         self._learned_from, self._learned_at = arrivals, self._context.clock()
 
-    def _log_lesson(self, study: Study) -> None:
+    def _log_lesson(self, study: LearningResult) -> None:
         """Log what an administrator should know, when it changes."""
         told, self._told = self._told, (self.in_force, study.distrusted)
         if study.distrusted and study.distrusted != told[1]:

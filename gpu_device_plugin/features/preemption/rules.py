@@ -25,41 +25,41 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.placing import Demand
     from gpu_device_plugin.report.rules.node_view import NodeView
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.fitting import Unfit
-    from gpu_device_plugin.scheduler.rules.pod_demand import Ask
-    from gpu_device_plugin.scheduler.rules.usage import Occupant
+    from gpu_device_plugin.scheduler.rules.fitting import FilterFailure
+    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
+    from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
-    Pods = frozenset[Occupant]
+    Pods = frozenset[GpuConsumer]
 
 
 @dataclass(eq=False, repr=False)
 class VictimSearch:
     """The sets of pods that make room on one node."""
 
-    _ask: Ask
+    _ask: GpuRequest
     _node: Candidate
-    _pods: Iterable[Occupant]
+    _pods: Iterable[GpuConsumer]
     """Those that count on the node."""
     _: KW_ONLY
-    cost: Callable[[Collection[Occupant]], tuple[object, ...]]
+    cost: Callable[[Collection[GpuConsumer]], tuple[object, ...]]
     """By it sets are compared."""
-    may_go: Callable[[Occupant], bool] = lambda _pod: True
+    may_go: Callable[[GpuConsumer], bool] = lambda _pod: True
 
     def __post_init__(self) -> None:
         demands = self._ask.demands
         self._demands = [demands[n] for n in order(demands)]
         self._rooms = {room.position: room for room in allowed(self._ask, self._node) if room.healthy}
-        self._shares: dict[int, dict[Occupant, int]] = {position: {} for position in self._rooms}
+        self._shares: dict[int, dict[GpuConsumer, int]] = {position: {} for position in self._rooms}
         """Shares that pods have of each GPU, or may have, the cheapest first; none of pods that have all of it."""
-        self._whole: dict[int, list[Occupant]] = {position: [] for position in self._rooms}
+        self._whole: dict[int, list[GpuConsumer]] = {position: [] for position in self._rooms}
         """The pods that have each GPU whole."""
-        self._whole_somewhere: list[Occupant] = []
+        self._whole_somewhere: list[GpuConsumer] = []
         """The pods that have an unknown GPU whole."""
         for pod in sorted(self._pods, key=lambda pod: self.cost((pod,))):
             self._locate(pod)
         self._in_the_way = cache(self._find_in_the_way)
 
-    def _locate(self, pod: Occupant) -> None:
+    def _locate(self, pod: GpuConsumer) -> None:
         """Note on which GPUs a pod is, so that each GPU is asked for no pods but its own."""
         usage = pod.usage.as_listed(self._node.gpus.sizes, self._node.gpus.elsewhere)
         if usage.unplaced_gpus:
@@ -126,10 +126,10 @@ class VictimSearch:
         return None if fewest is None else frozenset((*needed, *fewest))
 
 
-def _fewest(shares: Mapping[Occupant, int], lacking: int) -> list[Occupant] | None:
+def _fewest(shares: Mapping[GpuConsumer, int], lacking: int) -> list[GpuConsumer] | None:
     """Return the fewest pods with so many shares of a GPU, and hardly more; None if all of them have less."""
     smallest = sorted(shares, key=lambda pod: shares[pod])
-    taken: list[Occupant] = []
+    taken: list[GpuConsumer] = []
     spare = -lacking
     for pod in sorted(shares, key=lambda pod: -shares[pod]):
         if spare >= 0:
@@ -147,7 +147,7 @@ def _fewest(shares: Mapping[Occupant, int], lacking: int) -> list[Occupant] | No
     return taken
 
 
-def spared(pods: Pods, order: Sequence[Occupant], makes_room: Callable[[Pods], bool]) -> Pods:
+def spared(pods: Pods, order: Sequence[GpuConsumer], makes_room: Callable[[Pods], bool]) -> Pods:
     """Return `pods` without those that can stay after all, tried in this order."""
     fewer = pods
     for pod in order:
@@ -161,23 +161,23 @@ def spared(pods: Pods, order: Sequence[Occupant], makes_room: Callable[[Pods], b
 class Ends:
     """Pods that make room if all of them end."""
 
-    pods: tuple[Occupant, ...]
+    pods: tuple[GpuConsumer, ...]
     """By namespace and name."""
     shares: int = 0
     """The sum of their shares; an unknown whole GPU counts as the node's largest."""
 
 
-def ends_needed(ask: Ask, node: NodeView) -> Ends | None:
+def ends_needed(ask: GpuRequest, node: NodeView) -> Ends | None:
     """Return few pods of `node` that would have to end for `ask` to fit; None if even all of them are not enough.
 
     Preferred are fewer, then those with less memory, then those being deleted, then less important ones.
     """
     memory = {pod: pod.usage.size(node.candidate.gpus.sizes) for pod in node.pods}
 
-    def fits(ended: Collection[Occupant]) -> bool:
+    def fits(ended: Collection[GpuConsumer]) -> bool:
         return unfit(ask, node.candidate.occupied(pod.usage for pod in node.pods if pod not in ended)) is None
 
-    def cost(pods: Collection[Occupant]) -> tuple[object, ...]:
+    def cost(pods: Collection[GpuConsumer]) -> tuple[object, ...]:
         return (
             len(pods),
             sum(map(memory.__getitem__, pods)),
@@ -211,7 +211,7 @@ _SHARES, _WHOLE = "GPU shares", "whole GPUs"
 class Preemptor:
     """The pod for which others are evicted."""
 
-    ask: Ask
+    ask: GpuRequest
     priority: int
     """Only pods of lower priority are evicted for it."""
     requests: Mapping[str, int] | None = field(default_factory=dict)
@@ -219,7 +219,7 @@ class Preemptor:
 
 
 def choose_on_each(
-    preemptor: Preemptor, nodes: Iterable[tuple[Candidate, Collection[Occupant], frozenset[str]]]
+    preemptor: Preemptor, nodes: Iterable[tuple[Candidate, Collection[GpuConsumer], frozenset[str]]]
 ) -> Iterator[tuple[Candidate, frozenset[str]]]:
     """Yield the nodes on which evicting helps, one after the other, with the uids of the pods to evict there.
 
@@ -239,7 +239,7 @@ def choose_on_each(
 
 
 def where_evicting_may_help(
-    preemptor: Preemptor, nodes: Iterable[Candidate], on_node: Callable[[str], Collection[Occupant]]
+    preemptor: Preemptor, nodes: Iterable[Candidate], on_node: Callable[[str], Collection[GpuConsumer]]
 ) -> Iterator[tuple[Candidate, int]]:
     """Yield the nodes on which kube-scheduler may find pods to evict for a pod, with the lowest priority there.
 
@@ -275,7 +275,7 @@ class VictimChoice:
 
     _preemptor: Preemptor
     _node: Candidate
-    _occupants: Collection[Occupant]
+    _occupants: Collection[GpuConsumer]
     """All pods that count on the node."""
     _victims: frozenset[str]
     """The uids of those that kube-scheduler would evict, which makes room by the sums of the node."""
@@ -289,12 +289,12 @@ class VictimChoice:
         self._free_to_stay = frozenset(filter(self._may_stay, self._proposed))
 
     @cached_property
-    def _memory(self) -> Mapping[Occupant, int]:
+    def _memory(self) -> Mapping[GpuConsumer, int]:
         sizes = self._node.gpus.sizes
         return {pod: pod.usage.size(sizes) for pod in self._staying}
 
     @cached_property
-    def _frees(self) -> Mapping[Occupant, Mapping[str, int]]:
+    def _frees(self) -> Mapping[GpuConsumer, Mapping[str, int]]:
         """The resources that the end of each pod frees, by name."""
         return {
             pod: {_SHARES: pod.usage.all_shares, _WHOLE: pod.usage.all_gpus, **(pod.requests or {})}
@@ -325,10 +325,10 @@ class VictimChoice:
             for name, amount in asked.items()
         }
 
-    def _freed(self, pods: Iterable[Occupant], name: str) -> int:
+    def _freed(self, pods: Iterable[GpuConsumer], name: str) -> int:
         return sum([self._frees[pod].get(name, 0) for pod in pods])
 
-    def _suffice(self, evicted: Collection[Occupant]) -> bool:
+    def _suffice(self, evicted: Collection[GpuConsumer]) -> bool:
         """Return whether the sums of the node suffice once these are gone."""
         return all(self._freed(evicted, name) >= amount for name, amount in self._needed.items())
 
@@ -352,11 +352,11 @@ class VictimChoice:
         best = self._least(self._proposed - self._free_to_stay)
         return None if best is None else (self._victims - {pod.uid for pod in self._free_to_stay}) | best
 
-    def _may_stay(self, victim: Occupant) -> bool:
+    def _may_stay(self, victim: GpuConsumer) -> bool:
         known = self._preemptor.requests is not None and victim.requests is not None
         return known and victim.priority < self._preemptor.priority
 
-    def _least(self, gone: frozenset[Occupant]) -> frozenset[str] | None:
+    def _least(self, gone: frozenset[GpuConsumer]) -> frozenset[str] | None:
         """Return the uids of the pods to evict if those that are `gone` go anyway."""
         others = [pod for pod in self._staying if pod not in gone]
         for most in sorted({pod.priority for pod in others if pod.priority < self._preemptor.priority}):
@@ -372,26 +372,26 @@ class VictimChoice:
                 return frozenset(pod.uid for pod in best - gone)
         return None
 
-    def _completed(self, evicted: frozenset[Occupant], most: int) -> frozenset[Occupant]:
+    def _completed(self, evicted: frozenset[GpuConsumer], most: int) -> frozenset[GpuConsumer]:
         """Return pods with as many of kube-scheduler's victims as the sums of the node want besides."""
         others = sorted((pod for pod in self._proposed - evicted if pod.priority <= most), key=self._importance)
         while others and not self._suffice(evicted):
             evicted |= {others.pop()}
         return evicted
 
-    def _helps(self, evicted: frozenset[Occupant]) -> bool:
+    def _helps(self, evicted: frozenset[GpuConsumer]) -> bool:
         return self._suffice(evicted) and self._unfit_without(evicted) is None
 
-    def _unfit_without(self, evicted: frozenset[Occupant]) -> Unfit | None:
+    def _unfit_without(self, evicted: frozenset[GpuConsumer]) -> FilterFailure | None:
         usages = [pod.usage for pod in self._staying if pod not in evicted]
         self._effort.take(4 + len(usages) // 2 + 2 * len(self._node.gpus.gpus))
         return unfit(self._preemptor.ask, self._node.occupied(usages), self._packer)
 
-    def _importance(self, pod: Occupant) -> tuple[int, bool, int, str]:
+    def _importance(self, pod: GpuConsumer) -> tuple[int, bool, int, str]:
         """The most important first."""
         return -pod.priority, pod in self._proposed, -self._memory[pod], pod.uid
 
-    def _cost(self, pods: Collection[Occupant]) -> tuple[int, int, int, list[str]]:
+    def _cost(self, pods: Collection[GpuConsumer]) -> tuple[int, int, int, list[str]]:
         return (
             len(pods),
             sum(pod not in self._proposed for pod in pods),

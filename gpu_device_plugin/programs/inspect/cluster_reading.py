@@ -38,10 +38,10 @@ from gpu_device_plugin.programs.doctor.rules.component_checks import group_of
 from gpu_device_plugin.programs.doctor.rules.leftovers import mig_resources
 from gpu_device_plugin.programs.doctor.rules.symptoms import (
     ClusterSymptoms,
+    ComponentStatus,
     Karpenter,
     Lease,
     NodeSeen,
-    PartSeen,
     PodSeen,
     node_seen,
 )
@@ -127,7 +127,11 @@ async def symptoms_in(
         daemonset=await _known(access.every(_DAEMON_SETS, _Object, labels=AGENT_LABELS), _runtime_class),
         runtime_classes=await _known(access.every(_RUNTIME_CLASSES, Named), _names),
         pods=tuple(_asking(pod, raw, reader, resources) for pod, raw in every if _asks(pod, resources)),
-        meddling=tuple(pod.name for pod in pods if pod.spec.node_name in sharing and not pod.part and _meddles(pod)),
+        pods_overriding_visible_devices=tuple(
+            pod.name
+            for pod in pods
+            if pod.spec.node_name in sharing and not pod.part and _overrides_visible_devices(pod)
+        ),
         leases=await _known(_leases(access, places, {part for part, original in parts.values() if not original}), dict),
         configurations=await _known(_configurations(access, places), dict),
         policies=await _known(access.every(_POLICIES, Named), _names),
@@ -269,7 +273,7 @@ def _promised(pod: _Pod, read: Pod, resources: Sequence[Resource]) -> bool:
     return promised and not by_agent
 
 
-def _meddles(pod: _Pod) -> bool:
+def _overrides_visible_devices(pod: _Pod) -> bool:
     return any(
         env.name == VISIBLE_DEVICES and env.value not in frozenset({"void", "none"})
         for container in pod.containers
@@ -282,12 +286,12 @@ def _age_s(moment: str) -> float:
     return 0.0 if at_s is None else time.time() - at_s
 
 
-def _seen(pod: _Pod, asked: int | None = None) -> PartSeen:
+def _seen(pod: _Pod, asked: int | None = None) -> ComponentStatus:
     ready, scheduled = pod.condition("Ready"), pod.condition("PodScheduled")
     idle = [each for each in pod.status.container_statuses or () if not each.ready]
     held = min(idle, key=lambda each: not each.halt.reason, default=_ContainerStatus())
     unplaced = scheduled if scheduled.status == "False" else Condition()
-    return PartSeen(
+    return ComponentStatus(
         name=pod.name,
         node=pod.spec.node_name,
         ready=ready.status == "True",

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpu_device_plugin.features.capacity.arrangement import Arrangement
-    from gpu_device_plugin.features.capacity.rules.movable import Move, Resident, Site
+    from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedNode, PlannedPod
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.inspect.overview import Output
@@ -105,7 +105,7 @@ async def arranged(
     return views, reader.arrangement(views, now_s=time.time())
 
 
-def _wanted(arguments: argparse.Namespace, access: Access, found: Arrangement) -> Sequence[Resident]:
+def _wanted(arguments: argparse.Namespace, access: Access, found: Arrangement) -> Sequence[PlannedPod]:
     if not arguments.pod:
         return found.waiting
     name = f"{arguments.namespace or access.namespace}/{arguments.pod}"
@@ -118,7 +118,7 @@ def _wanted(arguments: argparse.Namespace, access: Access, found: Arrangement) -
 
 
 def details(
-    sites: Sequence[Site], moves: Sequence[Move], then: Sequence[Site], staying: Sequence[str]
+    sites: Sequence[PlannedNode], moves: Sequence[Move], then: Sequence[PlannedNode], staying: Sequence[str]
 ) -> list[str | Line]:
     """Return tables of moves and of the GPUs that change, and the lines about pods that stay."""
     lines: list[str | Line] = []

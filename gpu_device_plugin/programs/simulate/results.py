@@ -298,7 +298,7 @@ def _lacking(kind: PodKind, nodes: Sequence[Start]) -> str:
 
 
 def _gpu_room(kind: PodKind) -> str:
-    use, avoid = kind.wishes.use_models, kind.wishes.avoid_models
+    use, avoid = kind.selector.use_models, kind.selector.avoid_models
     which = f" of model {'|'.join(use)}" * bool(use) + f" of no model {'|'.join(avoid)}" * bool(avoid)
     if kind.shares:
         return f"room on one GPU{which}" if kind.gpus == 1 else f"room on {kind.gpus} GPUs{which} of one node"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from gpu_device_plugin.features.capacity.arrangement import Arrangement
-    from gpu_device_plugin.features.capacity.rules.movable import Resident
+    from gpu_device_plugin.features.capacity.rules.movable import PlannedPod
     from gpu_device_plugin.features.capacity.rules.plans import Plan
     from gpu_device_plugin.kubernetes.client.api_client import Client
     from gpu_device_plugin.programs.web.page_state import PageState
@@ -110,7 +110,7 @@ def _collecting_rarely() -> Iterator[None]:
         gc.set_threshold(*usual)
 
 
-def _written(found: Arrangement, wanted: Resident, plan: Plan, notes: Sequence[str]) -> bytes:
+def _written(found: Arrangement, wanted: PlannedPod, plan: Plan, notes: Sequence[str]) -> bytes:
     """Return the JSON of `kubectl inspect gpushare plan`, with what there is to say about it.
 
     Once a plan is found only the pods that stay on its own nodes matter.

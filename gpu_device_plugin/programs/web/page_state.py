@@ -20,7 +20,7 @@ from gpu_device_plugin.report.rules.overview_document import node_document
 from gpu_device_plugin.report.rules.printing import counted
 from gpu_device_plugin.report.why_pod import why
 from gpu_device_plugin.scheduler.rules.changes import ChangeLog
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, ask
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -166,7 +166,7 @@ def _explained(
             continue
         asked = ask(each.pod, resources)
         # Of a demand that no node can meet the explanation names the pod, and not everybody may see all pods.
-        kind = (asked if isinstance(asked, Ask) and asked.parts else each.uid, each.status)
+        kind = (asked if isinstance(asked, GpuRequest) and asked.parts else each.uid, each.status)
         known = next((reasons for other, reasons in kinds if other == kind), None)
         if known is None:
             own = claims.get(each.pod.namespace, ())

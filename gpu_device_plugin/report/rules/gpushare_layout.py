@@ -35,7 +35,7 @@ def summary(nodes: Iterable[NodeView]) -> list[str]:
     nodes = [node for node in every if node.total]
     unit, amount = _unit(nodes)
     places = range(max((gpu.position + 1 for node in nodes for gpu in node.candidate.gpus.gpus), default=0))
-    pending = any(node.usage_outside_grants() for node in nodes)
+    pending = any(node.unassigned_usage() for node in nodes)
     rows = []
     for node in nodes:
         cells = {
@@ -46,7 +46,7 @@ def summary(nodes: Iterable[NodeView]) -> list[str]:
                 node.name,
                 node.record.address or _UNKNOWN,
                 *(cells.get(position, "0/0") for position in places),
-                *([str(amount(node, node.unplaced)) if node.usage_outside_grants() else ""] if pending else []),
+                *([str(amount(node, node.unplaced)) if node.unassigned_usage() else ""] if pending else []),
                 f"{amount(node, node.used)}/{amount(node, node.total)}",
             ]
         )
@@ -96,7 +96,7 @@ def details(nodes: Iterable[NodeView]) -> list[str]:
                 "NAME",
                 "NAMESPACE",
                 *(f"GPU{gpu.position}(Allocated)" for gpu in node.candidate.gpus.gpus),
-                *(["Pending(Allocated)"] if node.usage_outside_grants() else []),
+                *(["Pending(Allocated)"] if node.unassigned_usage() else []),
                 "",
             ],
             *rows,
@@ -110,16 +110,16 @@ def details(nodes: Iterable[NodeView]) -> list[str]:
 
 
 def _pod_rows(node: NodeView, amount: Callable[[NodeView, int], int]) -> list[list[str]]:
-    views, usage_outside_grants, sizes = node.gpus(), node.usage_outside_grants(), node.candidate.gpus.sizes
+    views, unassigned_usage, sizes = node.gpus(), node.unassigned_usage(), node.candidate.gpus.sizes
     rows = []
-    for pod in sorted(node.pods, key=lambda pod: pod in usage_outside_grants):  # pods on unknown GPUs come last
+    for pod in sorted(node.pods, key=lambda pod: pod in unassigned_usage):  # pods on unknown GPUs come last
         cells = []
         for view in views:
             held = [each for each in view.held if each.pod == pod]
             star = "*" if any(each.whole for each in held) else ""
             cells.append(f"{amount(node, sum(each.shares for each in held))}{star}")
-        if usage_outside_grants:
-            cells.append(str(amount(node, usage_outside_grants[pod].size(sizes) if pod in usage_outside_grants else 0)))
+        if unassigned_usage:
+            cells.append(str(amount(node, unassigned_usage[pod].size(sizes) if pod in unassigned_usage else 0)))
         rows.append([pod.name, pod.namespace, *cells, ""])
     return rows
 
@@ -208,11 +208,11 @@ def _rows(node: NodeView) -> Iterable[tuple[str, ...]]:
     for offer in node.instances():
         for view in node.instance_views(offer):
             yield _row(node, view, "whole" if view.held else "free", _NOTHING, offer.resource)
-        for holder, number in offer.usage_outside_grants:
+        for holder, number in offer.unassigned_usage:
             whole = f"{number} whole"
             dashes = (_NOTHING,) * 3
             yield (node.name, "?", *dashes, whole, *dashes, offer.resource, *dashes[1:], f"{holder}: {whole}")
-    for pod, usage in node.usage_outside_grants().items():
+    for pod, usage in node.unassigned_usage().items():
         used = " + ".join(node.amounts(usage))
         yield (node.name, "?", *(_NOTHING,) * 3, used, *(_NOTHING,) * 6, f"{pod}: {used}")
 
@@ -251,5 +251,5 @@ def _limits(node: NodeView, position: int) -> str:
         return _NOTHING
     if enforcement.refusal:
         return f"{enforcement.enforcement}, shares refused"
-    usage_outside_grants = sum(not_held(part) for part in node.report.parts(position))
-    return enforcement.enforcement + (f", {usage_outside_grants} not held" if usage_outside_grants else "")
+    unassigned_usage = sum(not_held(part) for part in node.report.parts(position))
+    return enforcement.enforcement + (f", {unassigned_usage} not held" if unassigned_usage else "")

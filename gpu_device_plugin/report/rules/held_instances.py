@@ -14,7 +14,7 @@ from gpu_device_plugin.model.contract.keys import INSTANCES, MalformedAnnotation
 from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.scheduler.rules.pod_demand import amount_of
-from gpu_device_plugin.scheduler.rules.usage import NOTHING, Occupant
+from gpu_device_plugin.scheduler.rules.usage import NOTHING, GpuConsumer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class InstancePod(Occupant):
+class InstancePod(GpuConsumer):
     """A pod on a node that asks for whole MIG instances, which are no `usage`. Compared by its fields."""
 
     asked: Mapping[str, int] = field(default_factory=dict, hash=False)
@@ -43,13 +43,13 @@ class Instances:
     """By position."""
     holders: Mapping[str, tuple[InstancePod, ...]] = field(default_factory=dict)
     """By UUID of the instances that are known to be in use."""
-    usage_outside_grants: tuple[tuple[InstancePod, int], ...] = ()
+    unassigned_usage: tuple[tuple[InstancePod, int], ...] = ()
     """Pods that have instances of which is not known which, each with their number."""
 
     @property
     def used(self) -> int:
         """Instances in use; more than there are where the node has lost some."""
-        return len(self.holders) + sum(number for _, number in self.usage_outside_grants)
+        return len(self.holders) + sum(number for _, number in self.unassigned_usage)
 
     @property
     def used_unknown(self) -> int:
@@ -60,7 +60,7 @@ class Instances:
     def free(self) -> int:
         """Instances that a pod could get: they are in service, and not in use."""
         usable = sum(not gpu.closed and gpu.uuid not in self.holders for gpu in self.instances)
-        return max(0, usable - sum(number for _, number in self.usage_outside_grants))
+        return max(0, usable - sum(number for _, number in self.unassigned_usage))
 
     @property
     def closed(self) -> tuple[ListedGpu, ...]:
@@ -71,7 +71,7 @@ class Instances:
     def by_pod(self) -> Mapping[InstancePod, tuple[ListedGpu, ...]]:
         """The known instances of each pod, none for those of which nothing is known; by namespace and name."""
         pods = {pod.uid: pod for held in self.holders.values() for pod in held} | {
-            pod.uid: pod for pod, _ in self.usage_outside_grants
+            pod.uid: pod for pod, _ in self.unassigned_usage
         }
         return {
             pod: tuple(gpu for gpu in self.instances if pod in self.holders.get(gpu.uuid, ()))
@@ -134,8 +134,6 @@ def _of_resource(resource: str, gpus: Sequence[ListedGpu], pods: Sequence[Instan
         for uuid in sorted(named) if len(named) <= pod.asked.get(resource, 0) else ():
             holders[uuid] = (*holders.get(uuid, ()), pod)
             number[pod.uid] += 1
-    usage_outside_grants = tuple(
-        (pod, less) for pod in pods if (less := pod.asked.get(resource, 0) - number[pod.uid]) > 0
-    )
+    unassigned_usage = tuple((pod, less) for pod in pods if (less := pod.asked.get(resource, 0) - number[pod.uid]) > 0)
     profile = gpus[0].instance.profile if gpus[0].instance is not None else ""
-    return Instances(resource, profile, tuple(gpus), holders, usage_outside_grants)
+    return Instances(resource, profile, tuple(gpus), holders, unassigned_usage)

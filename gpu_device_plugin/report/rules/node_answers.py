@@ -19,7 +19,7 @@ from gpu_device_plugin.report.rules.pod_causes import scheduler_says, scheduler_
 from gpu_device_plugin.report.rules.pod_use import refusals
 from gpu_device_plugin.report.rules.printing import counted, ranges, short_uuid, shortened
 from gpu_device_plugin.report.rules.printing import place as place_of
-from gpu_device_plugin.scheduler.rules.fitting import Fit, Unfit, fit, gpu_policy_of
+from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, Fit, fit, gpu_policy_of
 from gpu_device_plugin.scheduler.rules.node_constraints import obstacles
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.report.rules.node_view import GpuView, NodeView
     from gpu_device_plugin.report.rules.pod_causes import SchedulingStatus
     from gpu_device_plugin.scheduler.rules.node_constraints import Terms
-    from gpu_device_plugin.scheduler.rules.pod_demand import Ask
+    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 
 _WEIGHED = 20
@@ -72,9 +72,9 @@ class NodeAnswer:
     """One node, and whether the pod fits there."""
 
     node: NodeView
-    ask: Ask
+    ask: GpuRequest
     """The demand in shares of this node."""
-    found: Fit | Unfit
+    found: Fit | FilterFailure
     kept: Kept
     learned: bool = False
     """The extender chooses among its GPUs by what it has learned of the pods that come, which is not known here."""
@@ -82,7 +82,7 @@ class NodeAnswer:
     """The pods that would have to end for its GPUs to have room; None: even the end of all makes none."""
 
 
-def answers(asked: Iterable[tuple[NodeView, Ask, Kept]], policy: str, most: int) -> list[NodeAnswer]:
+def answers(asked: Iterable[tuple[NodeView, GpuRequest, Kept]], policy: str, most: int) -> list[NodeAnswer]:
     """Return an answer for every node, the nearest to having room first; excluded nodes last, even with room.
 
     `asked` has with each node the demand, not empty and in shares of that node, and the reasons other than GPUs that
@@ -105,12 +105,12 @@ def answers(asked: Iterable[tuple[NodeView, Ask, Kept]], policy: str, most: int)
 
 def _rank(answer: NodeAnswer) -> tuple[bool, ...]:
     """Return a sort key: nodes with room first, then nodes that could have it; of each, those without other reasons."""
-    refused = isinstance(answer.found, Unfit)
-    unresolvable = isinstance(answer.found, Unfit) and answer.found.unresolvable
+    refused = isinstance(answer.found, FilterFailure)
+    unresolvable = isinstance(answer.found, FilterFailure) and answer.found.unresolvable
     return bool(answer.kept.excluded), unresolvable, refused, bool(answer.kept.besides)
 
 
-def _lacking(ask: Ask, node: NodeView) -> int:
+def _lacking(ask: GpuRequest, node: NodeView) -> int:
     """Return roughly how many shares a node lacks."""
     numbers = node.candidate.summary
     largest = max(numbers.sizes, default=0)
@@ -125,7 +125,7 @@ def _lacking(ask: Ask, node: NodeView) -> int:
 # --- Text -------------------------------------------------------------------------------------------------------------
 
 
-def describe(ask: Ask, resources: Iterable[Resource], nodes: Iterable[NodeView]) -> str:
+def describe(ask: GpuRequest, resources: Iterable[Resource], nodes: Iterable[NodeView]) -> str:
     """Return the demand of a pod as the end of a sentence. Shares of one size on all nodes are written as memory."""
     sizes = {node.candidate.gpus.share_mib for node in nodes if node.total}
     (share_mib,) = sizes if len(sizes) == 1 else (None,)
@@ -188,7 +188,7 @@ def _kinds(sentences: Iterable[str]) -> list[tuple[str, int]]:
 
 def headline(answer: NodeAnswer) -> str:
     """Return whether the GPUs of a node have room, or why not, and what else keeps the pod away."""
-    if isinstance(answer.found, Unfit):
+    if isinstance(answer.found, FilterFailure):
         return "; ".join((*map(str, answer.kept.excluded), answer.found.sentence))
     room = (
         "kube-scheduler gives out its GPUs, by a ResourceClaim (DRA)"
@@ -202,13 +202,13 @@ def headline(answer: NodeAnswer) -> str:
 def _block(answer: NodeAnswer, gpus: Sequence[str]) -> Iterator[str]:
     node = answer.node
     yield f"{node.name}: {headline(answer)}"
-    if isinstance(answer.found, Unfit):
+    if isinstance(answer.found, FilterFailure):
         yield from (f"  Besides, {why}." for why in answer.kept.besides)
     yield from gpus
-    for pod, usage in node.usage_outside_grants().items():
+    for pod, usage in node.unassigned_usage().items():
         amount = " and ".join(node.amounts(usage))
         yield f"  {pod} has {amount} on an unknown GPU, and counts on every GPU that it may be on."
-    if isinstance(answer.found, Unfit):
+    if isinstance(answer.found, FilterFailure):
         none = "Even if all its pods ended, there would be no room"
         yield f"  {none if answer.ends is None else _room_without(node, answer.ends)}."
 
@@ -252,9 +252,9 @@ def _verdict(answer: NodeAnswer, view: GpuView) -> str:
     return _NOT_ALLOWED if obstacles[0] == _NOT_ALLOWED else view.gpu.closed or obstacles[0]
 
 
-def _obstacles(ask: Ask, view: GpuView) -> list[str]:
+def _obstacles(ask: GpuRequest, view: GpuView) -> list[str]:
     """Return for each part of a pod that one GPU cannot serve why."""
-    if not (ask.wishes.allow_model(view.gpu.model) and ask.wishes.allow_uuid(view.gpu.uuid, view.gpu.card)):
+    if not (ask.selector.allow_model(view.gpu.model) and ask.selector.allow_uuid(view.gpu.uuid, view.gpu.card)):
         return [_NOT_ALLOWED] * len(ask.parts)
     obstacles = []
     for demand in (part.demand for part in ask.parts):
@@ -356,7 +356,7 @@ def exclusions(node: NodeView, pod: Terms) -> Iterator[Finding]:
         yield note(code, _EXCLUSIONS[code], **parameters)
 
 
-def besides(node: NodeView, ask: Ask, resources: Iterable[Resource]) -> tuple[Finding, ...]:
+def besides(node: NodeView, ask: GpuRequest, resources: Iterable[Resource]) -> tuple[Finding, ...]:
     """Return further reasons against a node that kube-scheduler considers, as clauses about the node.
 
     Compares only the GPU resources that its kubelet knows; neither CPU nor memory.
@@ -368,7 +368,7 @@ def besides(node: NodeView, ask: Ask, resources: Iterable[Resource]) -> tuple[Fi
     )
 
 
-def _too_little(node: NodeView, ask: Ask, resource: Resource) -> Iterator[Finding]:
+def _too_little(node: NodeView, ask: GpuRequest, resource: Resource) -> Iterator[Finding]:
     """Yield why the kubelet's amounts are too small for the pod, unless the GPUs show it."""
     asked = sum(part.demand.amount for part in ask.parts if part.demand.kind is resource.kind)
     if not asked or node.candidate.gpus.problem:

@@ -11,7 +11,7 @@ from gpu_device_plugin.features.use.contract import NO_REPORT, trespasses
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.placing import Room
 from gpu_device_plugin.report.rules.held_instances import whole_instances
-from gpu_device_plugin.scheduler.rules.usage import Occupant, Usage
+from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class PodShare:
     """The part of one GPU that one pod holds."""
 
-    pod: Occupant
+    pod: GpuConsumer
     shares: int
     """All shares of the GPU where the pod holds it whole."""
     whole: bool = False
@@ -69,7 +69,7 @@ class NodeView:
 
     candidate: Candidate
     record: NodeRecord
-    pods: tuple[Occupant, ...] = ()
+    pods: tuple[GpuConsumer, ...] = ()
     """By namespace and name."""
     report: NodeReport = NO_REPORT
     """What its agent reports of limits and of real use."""
@@ -100,7 +100,7 @@ class NodeView:
     def unplaced(self) -> int:
         """Shares in use on unknown GPUs."""
         sizes = self.candidate.gpus.sizes
-        return sum(usage.size(sizes) for usage in self.usage_outside_grants().values())
+        return sum(usage.size(sizes) for usage in self.unassigned_usage().values())
 
     def gpus(self) -> tuple[GpuView, ...]:
         """Return every GPU, and every MIG instance that is shared by memory, by position."""
@@ -140,7 +140,7 @@ class NodeView:
             use[part.gpu].append(part)
         return use
 
-    def usage_outside_grants(self) -> Mapping[Occupant, Usage]:
+    def unassigned_usage(self) -> Mapping[GpuConsumer, Usage]:
         """Return by pod only its usage of unknown GPUs, or of GPUs that the node does not list."""
         sizes = self.candidate.gpus.sizes
         elsewhere = self.candidate.gpus.elsewhere

@@ -26,7 +26,7 @@ from gpu_device_plugin.model.shares import SharedGpu, Shares
 from gpu_device_plugin.node.rules.container_grants import Delivery, GrantOwner, grant
 from gpu_device_plugin.report.rules.held_instances import readable_instances
 from gpu_device_plugin.report.rules.node_view import sums_of
-from gpu_device_plugin.scheduler.rules.usage import Occupant
+from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -91,7 +91,7 @@ def node_document(node: NodeView, *, brief: bool = False, live: bool = False) ->
         ],
         "unplaced": [
             {**_pod(pod, brief=False), "shares": usage.all_shares, "wholeGpus": usage.all_gpus}
-            for pod, usage in node.usage_outside_grants().items()
+            for pod, usage in node.unassigned_usage().items()
         ],
     }
 
@@ -182,8 +182,7 @@ def _offer(node: NodeView, offer: Instances, *, brief: bool) -> Fields:
         "resource": offer.resource,
         "instances": [_gpu(view, node.report, brief=brief) for view in node.instance_views(offer)],
         "unplaced": [
-            ({} if brief else _pod(pod, brief=False)) | {"instances": number}
-            for pod, number in offer.usage_outside_grants
+            ({} if brief else _pod(pod, brief=False)) | {"instances": number} for pod, number in offer.unassigned_usage
         ],
     }
     if brief:
@@ -196,7 +195,7 @@ def _offer(node: NodeView, offer: Instances, *, brief: bool) -> Fields:
     }
 
 
-def _pod(pod: Occupant, *, brief: bool) -> Fields:
+def _pod(pod: GpuConsumer, *, brief: bool) -> Fields:
     """Return a pod; its name is not known to a reader who may not see it."""
     fields: Fields = _named(pod.namespace, name=pod.name)
     if not brief:
@@ -395,7 +394,7 @@ def redacted(node: NodeView, may_see: Callable[[str], bool]) -> NodeView:
     for pod in sorted((pod for pod in node.pods if not may_see(pod.namespace)), key=lambda pod: pod.uid):
         hidden = number(pod.namespace, pod.name)
         numbers |= dict.fromkeys(((pod.namespace, user) for user in pod.users), hidden)
-        pods.append(Occupant("", pod.usage, pod.priority, pod.terminating, pod.requests, HIDDEN, hidden))
+        pods.append(GpuConsumer("", pod.usage, pod.priority, pod.terminating, pod.requests, HIDDEN, hidden))
     holders = [pod for pod in node.instance_pods if may_see(pod.namespace)]
     for holder in sorted((pod for pod in node.instance_pods if not may_see(pod.namespace)), key=lambda pod: pod.uid):
         hidden = number(holder.namespace, holder.name)

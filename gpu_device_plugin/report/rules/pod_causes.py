@@ -35,7 +35,7 @@ from gpu_device_plugin.report.rules.resource_requests import (
     out_of_service,
 )
 from gpu_device_plugin.scheduler.rules.node_constraints import NO_TERMS, Terms
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Impossible, ask
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Impossible, ask
 from gpu_device_plugin.scheduler.rules.usage import usage_of
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class SchedulingStatus:
 
 def causes(
     pod: Pod, status: SchedulingStatus, resources: Iterable[Resource], nodes: Mapping[str, NodeView] | None
-) -> tuple[list[Finding], Ask | None]:
+) -> tuple[list[Finding], GpuRequest | None]:
     """Return the causes, and the pod's demand if nodes should be explained as well.
 
     `nodes` has every node that shares GPUs by name; None: unknown.
@@ -94,7 +94,7 @@ def causes(
     offered = {each.resource for node in (nodes or {}).values() for each in node.instances()}
     annotated = annotated_for_others(status.of_others, status.scheduler, resources)
     instead = [*asks_for_others(status.limits, resources, offered), *annotated, *asks_for_several(pod.containers)]
-    if isinstance(asked, Ask) and asked.parts and not (pod.ended or pod.node_name or pod.deleting):
+    if isinstance(asked, GpuRequest) and asked.parts and not (pod.ended or pod.node_name or pod.deleting):
         in_mib = asks_in_mib(asked, resources, None if nodes is None else nodes.values())
         mistakes = [*ignored, *unreadable_wishes(pod), *instead, *in_mib]
         facts = [*mistakes, *_waiting(status, resources, nodes), *_events(status)]
@@ -390,7 +390,7 @@ def asked_amount(claim: Claim) -> str:
     return " and ".join(_asked(request) for request in claim.requests if asks_for_ours(request))
 
 
-def by_claim_instead(asked: Ask, nodes: Sequence[NodeView]) -> Iterator[Finding]:
+def by_claim_instead(asked: GpuRequest, nodes: Sequence[NodeView]) -> Iterator[Finding]:
     """Yield how to ask for memory where every node that shares GPUs gives them to claims."""
     memory = [part.demand for part in asked.parts if part.demand.kind is Kind.MEMORY]
     if not memory or not nodes or not all(node.candidate.gpus.claims for node in nodes):

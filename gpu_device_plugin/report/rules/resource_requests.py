@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.rules.held_instances import Instances
     from gpu_device_plugin.report.rules.node_view import NodeView
-    from gpu_device_plugin.scheduler.rules.pod_demand import Ask
+    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 
 _OF_OTHERS = ("nvidia.com/*", "amd.com/gpu", "volcano.sh/vgpu-*", *(name for each in OTHERS for name in each.resources))
@@ -138,7 +138,9 @@ def asks_for_several(containers: Iterable[Container]) -> Iterator[Finding]:
             )
 
 
-def asks_in_mib(asked: Ask, resources: Iterable[Resource], nodes: Collection[NodeView] | None) -> Iterator[Finding]:
+def asks_in_mib(
+    asked: GpuRequest, resources: Iterable[Resource], nodes: Collection[NodeView] | None
+) -> Iterator[Finding]:
     """Yield a correction if a pod asks for more units than any GPU has, and the number looks like MiB.
 
     Where the nodes are unknown (None), a unit is assumed to be 1 GiB.

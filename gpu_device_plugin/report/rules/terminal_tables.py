@@ -279,9 +279,9 @@ def _on(node: NodeView) -> Iterable[PodRow]:
         for view in node.instance_views(offer):
             for held in view.held:
                 yield _row(node, view, held, "whole", view.gpu.memory_mib or 0)
-        for pod, number in offer.usage_outside_grants:
+        for pod, number in offer.unassigned_usage:
             yield PodRow(str(pod), node.name, "?", f"{number}x {offer.profile}", 0, state="instance not known yet")
-    for occupant, usage in node.usage_outside_grants().items():
+    for occupant, usage in node.unassigned_usage().items():
         given = " + ".join(node.amounts(usage))
         yield PodRow(str(occupant), node.name, "?", given, 0, state="GPU not known yet")
 

@@ -118,11 +118,11 @@ def at_a_glance(nodes: Iterable[NodeView]) -> list[str]:
     views = tuple(nodes)
     parts = [part for node in views for part in node.report.current]
     strangers = sum(exceeds(part) and trespasses(part) for part in parts)
-    over, usage_outside_grants = sum(map(exceeds, parts)) - strangers, sum(map(not_held, parts))
+    over, unassigned_usage = sum(map(exceeds, parts)) - strangers, sum(map(not_held, parts))
     faults = (
         (over, "container uses", "containers use", "more than granted"),
         (strangers, "container uses", "containers use", "a GPU that was not given to it"),
-        (usage_outside_grants, "limit does", "limits do", "not hold"),
+        (unassigned_usage, "limit does", "limits do", "not hold"),
         (sum(map(to_return, parts)), "container is", "containers are", "asked to return borrowed memory"),
         (sum(len(node.candidate.gpus.cordoned) for node in views), "GPU is", "GPUs are", "cordoned"),
     )

@@ -14,12 +14,12 @@ from gpu_device_plugin.scheduler.rules.packing import MOST_STEPS, Packer, Packin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+    from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
     from gpu_device_plugin.model.contract.nodegpus import NodeGpus
     from gpu_device_plugin.model.placing import Demand, Rank, Ranks, Room
     from gpu_device_plugin.model.resources import Amounts
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.pod_demand import Ask
+    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
     _Likeness = tuple[int, int, bool, bool, bool, bool]
 
@@ -44,7 +44,7 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfit:
+class FilterFailure:
     """Why a pod does not fit on a node."""
 
     sentence: str
@@ -53,7 +53,7 @@ class Unfit:
     """Even if all pods of this node ended, there would be no room; kube-scheduler then looks for no victims here."""
 
 
-def unfit(ask: Ask, node: Candidate, packer: Packer | None = None) -> Unfit | None:
+def unfit(ask: GpuRequest, node: Candidate, packer: Packer | None = None) -> FilterFailure | None:
     """Return why a pod does not fit on `node`, None if it does: the verdict of `fit`, without a placement.
 
     A demand without any part fits everywhere. Where many nodes are asked about one pod, `packer` is for its demands.
@@ -64,7 +64,7 @@ def unfit(ask: Ask, node: Candidate, packer: Packer | None = None) -> Unfit | No
     return why and _but_for_cordons(why, ask, node)
 
 
-def _unfit(ask: Ask, node: Candidate, packer: Packer | None) -> Unfit | None:
+def _unfit(ask: GpuRequest, node: Candidate, packer: Packer | None) -> FilterFailure | None:
     if by_claims(ask, node):
         return _unfit_by_claims(ask, node)
     why = unfit_by_kind(ask, node)
@@ -78,10 +78,10 @@ def _unfit(ask: Ask, node: Candidate, packer: Packer | None) -> Unfit | None:
     if len(ask.parts) == 1:
         return _alone(packer.demands, node, rooms, numbers)
     found = _packed(node, rooms, numbers, packer)
-    return found if isinstance(found, Unfit) else None
+    return found if isinstance(found, FilterFailure) else None
 
 
-def fit(ask: Ask, node: Candidate, policy: str, ranks: Ranks | None = None) -> Fit | Unfit:
+def fit(ask: GpuRequest, node: Candidate, policy: str, ranks: Ranks | None = None) -> Fit | FilterFailure:
     """Choose GPUs of `node` for every part of a pod.
 
     Where neither pod nor node names a policy, `policy` decides which GPU is preferred. `ranks` are what the policy
@@ -93,7 +93,7 @@ def fit(ask: Ask, node: Candidate, policy: str, ranks: Ranks | None = None) -> F
     return found if isinstance(found, Fit) else _but_for_cordons(found, ask, node)
 
 
-def _fit(ask: Ask, node: Candidate, policy: str, ranks: Ranks | None) -> Fit | Unfit:
+def _fit(ask: GpuRequest, node: Candidate, policy: str, ranks: Ranks | None) -> Fit | FilterFailure:
     if by_claims(ask, node):
         return _unfit_by_claims(ask, node) or Fit(())
     why = unfit_by_kind(ask, node)
@@ -102,7 +102,7 @@ def _fit(ask: Ask, node: Candidate, policy: str, ranks: Ranks | None) -> Fit | U
     rooms = allowed(ask, node)
     demands = ask.demands
     found = _packed(node, rooms, _numbers(node, rooms), Packer(demands))
-    if isinstance(found, Unfit):
+    if isinstance(found, FilterFailure):
         return found
     chosen = gpu_policy_of(ask, node, policy)
     rank_of = ranks if ranks is not None and chosen == FIT else lambda _demand: POLICIES[chosen]
@@ -110,15 +110,15 @@ def _fit(ask: Ask, node: Candidate, policy: str, ranks: Ranks | None) -> Fit | U
     return Fit(tuple(placements[n] for n in range(len(demands))))
 
 
-def _but_for_cordons(found: Unfit, ask: Ask, node: Candidate) -> Unfit:
+def _but_for_cordons(found: FilterFailure, ask: GpuRequest, node: Candidate) -> FilterFailure:
     """Return why a pod does not fit on a node: a cordon, or else what the reason would be without any."""
     if not node.gpus.cordoned:
         return found
     if (other := unfit(ask, opened := node.opened())) is not None:
-        return Unfit(other.sentence, found.unresolvable)
+        return FilterFailure(other.sentence, found.unresolvable)
     wanted = {room.position for room in allowed(ask, opened)}
     first = next(gpu for gpu in node.gpus.cordoned if gpu.position in wanted and not gpu.unhealthy)
-    return Unfit(f"GPU {first.position} is {first.cordon}", found.unresolvable)
+    return FilterFailure(f"GPU {first.position} is {first.cordon}", found.unresolvable)
 
 
 def after(node: Candidate, found: Fit, amounts: Amounts = NO_AMOUNTS) -> Candidate:
@@ -130,7 +130,7 @@ def after(node: Candidate, found: Fit, amounts: Amounts = NO_AMOUNTS) -> Candida
     return replace(node, rooms=rooms, summary=summary(rooms), left=left)
 
 
-def by_claims(ask: Ask, node: Candidate) -> bool:
+def by_claims(ask: GpuRequest, node: Candidate) -> bool:
     """Return whether kube-scheduler itself allocates a pod's GPUs on a node, by a claim that it makes of the limits.
 
     It does so for whole GPUs alone: a DeviceClass can stand for a number of devices, not for parts of them.
@@ -140,7 +140,7 @@ def by_claims(ask: Ask, node: Candidate) -> bool:
     return bool(ask.parts) and all(part.demand.kind is Kind.COUNT for part in ask.parts)
 
 
-def _unfit_by_claims(ask: Ask, node: Candidate) -> Unfit | None:
+def _unfit_by_claims(ask: GpuRequest, node: Candidate) -> FilterFailure | None:
     """Return why a pod may not get GPUs of a node from kube-scheduler, which knows nothing of the pod's annotations.
 
     Whether enough GPUs are free is for kube-scheduler to say: it alone knows which are allocated.
@@ -150,17 +150,17 @@ def _unfit_by_claims(ask: Ask, node: Candidate) -> Unfit | None:
     rooms = sum(room.card is None for room in allowed(ask, node))
     if rooms == every:
         return None
-    return Unfit(_NOT_ALL if rooms else _NONE_ALLOWED, unresolvable=True)
+    return FilterFailure(_NOT_ALL if rooms else _NONE_ALLOWED, unresolvable=True)
 
 
-def gpu_policy_of(ask: Ask, node: Candidate, policy: str) -> str:
+def gpu_policy_of(ask: GpuRequest, node: Candidate, policy: str) -> str:
     """Return the policy by which GPUs of a node are chosen for a pod: the pod's, else the node's, else `policy`."""
-    return ask.wishes.gpu_policy or node.gpus.policy or policy
+    return ask.selector.gpu_policy or node.gpus.policy or policy
 
 
 def _packed(
     node: Candidate, rooms: Sequence[Room], numbers: Summary, packer: Packer
-) -> tuple[tuple[int, ...], ...] | Unfit:
+) -> tuple[tuple[int, ...], ...] | FilterFailure:
     """Return a packing of all parts of a pod into the allowed rooms, or why there is none."""
     why = None
     if not packer.all_fit_alone(numbers):
@@ -181,7 +181,7 @@ def _packed(
         instances = tuple(room.total for room in rooms if room.healthy and room.card is not None)
         emptied = packer(sizes, sizes, instances)
     if why is None or emptied.taken is None:
-        return Unfit(TOGETHER + _among(node, rooms), unresolvable=emptied.taken is None)
+        return FilterFailure(TOGETHER + _among(node, rooms), unresolvable=emptied.taken is None)
     return why
 
 
@@ -202,27 +202,27 @@ def reason_of_one(node: Candidate) -> tuple[object, ...] | None:
     return numbers.sizes, numbers.failed, not numbers.frees, node.gpus.share_mib
 
 
-def unfit_by_kind(ask: Ask, node: Candidate) -> Unfit | None:
+def unfit_by_kind(ask: GpuRequest, node: Candidate) -> FilterFailure | None:
     """Return why a pod fits on no node of this kind, whatever the models and free room of its GPUs; None if it may."""
     if node.gpus.problem:
-        return Unfit(node.gpus.problem, unresolvable=True)
+        return FilterFailure(node.gpus.problem, unresolvable=True)
     if not node.rooms:
-        return Unfit(_WHOLE_INSTANCES if node.gpus.instances else "it shares no GPU", unresolvable=True)
+        return FilterFailure(_WHOLE_INSTANCES if node.gpus.instances else "it shares no GPU", unresolvable=True)
     if not node.gpus.divided:
         return None
     if any(part.demand.kind is Kind.COUNT for part in ask.parts):
-        return Unfit("its device plugin does not allocate whole GPUs", unresolvable=True)
+        return FilterFailure("its device plugin does not allocate whole GPUs", unresolvable=True)
     # It finds the pod by the sum of its limits and the GPU by `IDX`. On a node with one GPU it needs neither.
     if len(node.rooms) > 1 and (len(ask.parts) > 1 or ask.parts[0].demand.gpus > 1):
-        return Unfit(
+        return FilterFailure(
             "its device plugin serves only pods with one container that takes memory of one GPU", unresolvable=True
         )
     return None
 
 
-def allowed(ask: Ask, node: Candidate) -> tuple[Room, ...]:
+def allowed(ask: GpuRequest, node: Candidate) -> tuple[Room, ...]:
     """Return the rooms that the pod's annotations allow; `node.rooms` itself where these are all."""
-    preferences, gpus = ask.wishes, node.gpus
+    preferences, gpus = ask.selector, node.gpus
     if not preferences.choosy:
         return node.rooms
     if not _named(preferences, gpus):
@@ -245,7 +245,7 @@ def _numbers(node: Candidate, rooms: Sequence[Room]) -> Summary:
     return summary(rooms) if rooms else _NOTHING
 
 
-def _named(preferences: GpuPreferences, gpus: NodeGpus) -> bool:
+def _named(preferences: GpuSelector, gpus: NodeGpus) -> bool:
     """Return whether wishes name a GPU of a node, or the GPU of one of its MIG instances."""
     return bool(preferences.named) and not (
         preferences.named.isdisjoint([gpu.uuid for gpu in gpus.gpus]) and preferences.named.isdisjoint(gpus.parents)
@@ -258,35 +258,35 @@ def _among(node: Candidate, rooms: Sequence[Room]) -> str:
 
 def _alone(
     demands: Iterable[Demand], node: Candidate, rooms: Sequence[Room], numbers: Summary, *, resolvable: bool = False
-) -> Unfit:
+) -> FilterFailure:
     """Return why some demand does not fit even alone into the allowed rooms, which `numbers` summarizes.
 
     `resolvable` says that each is known to fit alone once no other pod is left.
     """
     if not rooms:
-        return Unfit(_NONE_ALLOWED, unresolvable=True)
+        return FilterFailure(_NONE_ALLOWED, unresolvable=True)
     answers = (why for demand in demands if (why := _too_large(demand, node, numbers)) is not None)
     first = next(answers)
     if not first.unresolvable and not resolvable:
         first = next((why for why in answers if why.unresolvable), first)
     among = _among(node, rooms)
-    return Unfit(first.sentence + among, first.unresolvable) if among else first
+    return FilterFailure(first.sentence + among, first.unresolvable) if among else first
 
 
-def _too_large(demand: Demand, node: Candidate, numbers: Summary) -> Unfit | None:
+def _too_large(demand: Demand, node: Candidate, numbers: Summary) -> FilterFailure | None:
     """Return why one demand does not fit into the rooms that `numbers` summarizes, None if it does."""
     if demand.kind is Kind.COUNT or demand.gpus > 1:
         numbers = numbers.gpus
         if not numbers.sizes and not numbers.failed:
-            return Unfit(_NO_GPU if demand.kind is Kind.COUNT else _ONE_EACH, unresolvable=True)
+            return FilterFailure(_NO_GPU if demand.kind is Kind.COUNT else _ONE_EACH, unresolvable=True)
     if not numbers.sizes:
-        return Unfit(f"no {_hardware(numbers)} is healthy", unresolvable=True)
+        return FilterFailure(f"no {_hardware(numbers)} is healthy", unresolvable=True)
     if demand.kind is Kind.MEMORY:
         return _too_much(demand, node, numbers)
     if len(numbers.sizes) < demand.amount:
-        return Unfit(f"fewer than {demand.amount} GPUs are healthy", unresolvable=True)
+        return FilterFailure(f"fewer than {demand.amount} GPUs are healthy", unresolvable=True)
     if len(numbers.unused) < demand.amount:
-        return Unfit(_lacking(demand.amount, "GPU", "is", "are", "unused"), unresolvable=False)
+        return FilterFailure(_lacking(demand.amount, "GPU", "is", "are", "unused"), unresolvable=False)
     return None
 
 
@@ -297,16 +297,16 @@ def _hardware(numbers: Summary) -> str:
     return "GPU or MIG instance" if numbers.gpus.sizes or numbers.gpus.failed else "MIG instance"
 
 
-def _too_much(demand: Demand, node: Candidate, numbers: Summary) -> Unfit | None:
+def _too_much(demand: Demand, node: Candidate, numbers: Summary) -> FilterFailure | None:
     each, last = demand.amount // demand.gpus, demand.gpus - 1
     if last < len(numbers.frees) and numbers.frees[last] >= each:
         return None
     memory = _memory(each, node)
     if last >= len(numbers.sizes) or numbers.sizes[last] < each:
-        return Unfit(_too_small(demand.gpus, each, node, numbers), unresolvable=True)
+        return FilterFailure(_too_small(demand.gpus, each, node, numbers), unresolvable=True)
     if not numbers.frees:
-        return Unfit(f"every {_hardware(numbers)} is in whole use", unresolvable=False)
-    return Unfit(_lacking(demand.gpus, _hardware(numbers), "has", "have", f"{memory} free"), unresolvable=False)
+        return FilterFailure(f"every {_hardware(numbers)} is in whole use", unresolvable=False)
+    return FilterFailure(_lacking(demand.gpus, _hardware(numbers), "has", "have", f"{memory} free"), unresolvable=False)
 
 
 def _too_small(wanted: int, each: int, node: Candidate, numbers: Summary) -> str:
@@ -335,7 +335,7 @@ def _memory(shares: int, node: Candidate) -> str:
 # --- Of GPUs that are alike -------------------------------------------------------------------------------------------
 
 
-def with_room_to_borrow(found: Fit, ask: Ask, node: Candidate, used_mib: Mapping[int, int]) -> Fit:
+def with_room_to_borrow(found: Fit, ask: GpuRequest, node: Candidate, used_mib: Mapping[int, int]) -> Fit:
     """Return the same place, on that of the equal GPUs on which the least memory is in use.
 
     For a pod that may use more than it is guaranteed. `used_mib` is the memory in use by position; a GPU of which it is

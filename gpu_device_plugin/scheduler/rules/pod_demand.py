@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences, read_preferences
+from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuSelector, read_preferences
 from gpu_device_plugin.model.contract.keys import SPLIT_LABEL, MalformedAnnotationError
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.model.gpus import MOST_GPUS, MOST_SHARES
@@ -38,11 +38,11 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class GpuRequest:
     """The GPU demand and the wishes of a pod; pods that a scheduler may treat alike have equal ones."""
 
     parts: tuple[Part, ...] = ()
-    wishes: GpuPreferences = NO_PREFERENCES
+    selector: GpuSelector = NO_PREFERENCES
 
     @property
     def demands(self) -> tuple[Demand, ...]:
@@ -64,16 +64,16 @@ class Impossible:
     sentence: str
 
 
-def ask(pod: Pod, resources: Iterable[Resource]) -> Ask | Impossible:
+def ask(pod: Pod, resources: Iterable[Resource]) -> GpuRequest | Impossible:
     """Return a pod's demand for `resources`; it has no parts if the pod has no limit of any."""
     resources = tuple(resources)
     try:
         _check_containers(pod, resources)
         parts = parts_of(pod, resources)
         if not parts:
-            return Ask()
+            return GpuRequest()
         _check_size(parts)
-        return Ask(_split(parts, pod.labels.get(SPLIT_LABEL, "1")), read_preferences(pod.annotations))
+        return GpuRequest(_split(parts, pod.labels.get(SPLIT_LABEL, "1")), read_preferences(pod.annotations))
     except (_ImpossibleError, MalformedAnnotationError) as error:
         return Impossible(str(error))
 

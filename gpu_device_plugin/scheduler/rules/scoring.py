@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.gpus import Links
     from gpu_device_plugin.scheduler.rules.candidate import Candidate, Summary
     from gpu_device_plugin.scheduler.rules.packing import Effort
-    from gpu_device_plugin.scheduler.rules.pod_demand import Ask
+    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 MOST = 10
 """The highest score that kube-scheduler expects of an extender."""
@@ -45,13 +45,13 @@ class Scorer:
     before anything is learned. Each part of a pod is scored as if it were alone, so that no placement is necessary.
     """
 
-    def __init__(self, ask: Ask, node_policy: str, gpu_policy: str, effort: Effort) -> None:
+    def __init__(self, ask: GpuRequest, node_policy: str, gpu_policy: str, effort: Effort) -> None:
         """Score for one pod, by these policies where neither pod nor node says.
 
         `effort` limits what needs time: to compare links between GPUs, and to look at each GPU that is allowed.
         """
         self._ask = ask
-        self._policy = ask.wishes.node_policy or node_policy
+        self._policy = ask.selector.node_policy or node_policy
         self._gpu_policy = gpu_policy
         self._effort = effort
         demands = ask.demands

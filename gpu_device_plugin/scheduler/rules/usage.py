@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.placing import Placement
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 
 
 NO_GROWTH = "{}"
@@ -144,7 +144,7 @@ NOTHING = Usage()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Occupant:
+class GpuConsumer:
     """A pod that counts on a node, or the pods of a ResourceClaim. Compared by identity, which makes sets fast."""
 
     uid: str
@@ -261,7 +261,7 @@ def _held(part: Part, promised: Mapping[tuple[str, Kind], Promise]) -> Mapping[i
 # --- The promise, by which the node's agent allocates exactly the GPUs of a placement ---------------------------------
 
 
-def promise(ask: Ask, placements: Sequence[Placement], gpus: NodeGpus, now_ns: int) -> Mapping[str, str]:
+def promise(ask: GpuRequest, placements: Sequence[Placement], gpus: NodeGpus, now_ns: int) -> Mapping[str, str]:
     """Return the annotations that promise a pod its GPUs of a node at `now_ns`; none for a pod without a GPU limit."""
     if not ask.parts:
         return {}

@@ -21,7 +21,7 @@ from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Owner, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.scheduler.cluster_state import Fleet
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.builders import node as node_of
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 GPUS = NodeGpus((ListedGpu(0, 8), ListedGpu(1, 8)), share_mib=1024)
 WEB = Owner("ReplicaSet", "web", "uid-web", "apps/v1")
 NODES = ("a", "b")
-FOUR = Ask((Part(Demand(Kind.MEMORY, 4)),))
+FOUR = GpuRequest((Part(Demand(Kind.MEMORY, 4)),))
 
 
 def room(uid: str = "p", gpu: int = 0, shares: int = 4, until_s: float = 100.0) -> HeldRoom:
@@ -96,8 +96,10 @@ async def test_held_room_is_free_for_a_pod_of_its_controller_alone() -> None:
             pod(namespace="kube-system"),
         ):
             assert h.holds.for_pod(other, FOUR, NODES) is None
-        assert h.holds.for_pod(pod(), Ask((Part(Demand(Kind.MEMORY, 5)),)), NODES) is None, "its template has changed"
-        assert h.holds.for_pod(pod(), Ask((Part(Demand(Kind.COUNT, 1)),)), NODES) is None
+        assert h.holds.for_pod(pod(), GpuRequest((Part(Demand(Kind.MEMORY, 5)),)), NODES) is None, (
+            "its template has changed"
+        )
+        assert h.holds.for_pod(pod(), GpuRequest((Part(Demand(Kind.COUNT, 1)),)), NODES) is None
 
 
 async def test_of_several_rooms_a_pod_gets_one_that_it_may_go_to_and_first_that_of_a_pod_which_has_gone() -> None:

@@ -22,7 +22,7 @@ from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Owner, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.scheduler.cluster_state import Fleet
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.resources import RESOURCES
 from tests.scheduler.contexts import context
 
@@ -138,7 +138,10 @@ class Extenders(RuleBasedStateMachine):
         node, room = self._one(n)
         ((_, shares),) = room.shares
         owner = Owner("ReplicaSet", "web", room.owner, "apps/v1")
-        pod, asked = Pod(f"new-{room.uid}", "default", "new", owner=owner), Ask((Part(Demand(Kind.MEMORY, shares)),))
+        pod, asked = (
+            Pod(f"new-{room.uid}", "default", "new", owner=owner),
+            GpuRequest((Part(Demand(Kind.MEMORY, shares)),)),
+        )
         found = self.holds.for_pod(pod, asked, NODES)
         if found is not None:
             assert found[1].name == node

@@ -15,7 +15,7 @@ from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, MOVE_TO
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests import builders
 from tests.cluster_double import owned as owned_objects
 from tests.cluster_double.troubles import Answer
@@ -600,7 +600,7 @@ async def test_namespaces_take_turns_in_rebalancing() -> None:
 
         def looked_at(waiter: Waiter) -> Fits:
             looked.append(waiter.pod.namespace)
-            return goal(replace(waiter, needs=replace(waiter.needs, ask=Ask((Part(Demand(Kind.MEMORY, 9)),)))))
+            return goal(replace(waiter, needs=replace(waiter.needs, ask=GpuRequest((Part(Demand(Kind.MEMORY, 9)),)))))
 
         rebalancer._goal = looked_at  # type: ignore[method-assign]
         rebalancer.plan = planned  # type: ignore[method-assign]

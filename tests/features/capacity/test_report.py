@@ -14,7 +14,7 @@ from gpu_device_plugin.features.capacity.report import (
     staying_lines,
     verdict,
 )
-from gpu_device_plugin.features.capacity.rules.movable import Fits, Move, Stays
+from gpu_device_plugin.features.capacity.rules.movable import Fits, Move, UnmovableReason
 from gpu_device_plugin.features.capacity.rules.plans import Plan, plan_each
 from tests.features.capacity.rules.clusters import node, resident
 from tests.features.capacity.rules.test_movable import FIVE, FOUR, WHOLE, on, waiting
@@ -41,7 +41,7 @@ def test_what_is_known_of_a_plan(found: Plan, said: str) -> None:
 
 def test_moves_and_gpus_are_tables_and_json() -> None:
     """The pod of 5 goes to the other node, where 8 are in whole use; then another comes to its GPU."""
-    fixed = on(on(node("b", [8, 8]), "whole", WHOLE), "fixed", FOUR, stays=Stays.NO_CONTROLLER)
+    fixed = on(on(node("b", [8, 8]), "whole", WHOLE), "fixed", FOUR, stays=UnmovableReason.NO_CONTROLLER)
     sites = (on(node("a", [8]), "p", FOUR), fixed)
     wanted = replace(waiting("w", FIVE), nodes=frozenset({"a"}))
     ((pod, found, then),) = plan_each(sites, [wanted], {})

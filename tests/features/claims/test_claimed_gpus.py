@@ -30,7 +30,7 @@ from tests.views import holder, node_view, pod_on
 if TYPE_CHECKING:
     from gpu_device_plugin.model.contract.nodegpus import NodeGpus
     from gpu_device_plugin.report.rules.node_view import NodeView
-    from gpu_device_plugin.scheduler.rules.usage import Occupant
+    from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 TWO = serving(8, 8)
 MIG = with_instances(TWO, "1g.10gb", "1g.10gb")
@@ -88,7 +88,7 @@ def test_a_node_that_names_no_gpus_has_its_claims_on_unknown_ones() -> None:
     assert usage_of_claims("n1", nameless, [claim("c", part(0, GIB))]) == Usage(unplaced_shares=1)
 
 
-def told(occupant: Occupant) -> tuple[str, str, Usage]:
+def told(occupant: GpuConsumer) -> tuple[str, str, Usage]:
     return occupant.uid, str(occupant), occupant.usage
 
 
@@ -136,7 +136,7 @@ def test_claims_that_are_being_deleted_are_about_to_give_their_room_back() -> No
     assert [each.terminating for each in claimants("n1", TWO, [going, staying])[0]] == [False]
 
 
-def view(*pods: Occupant) -> NodeView:
+def view(*pods: GpuConsumer) -> NodeView:
     before = node_view("n1", (8, 8), *pods)
     return replace(before, candidate=replace(before.candidate, gpus=TWO))
 

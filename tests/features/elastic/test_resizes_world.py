@@ -19,7 +19,7 @@ from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S
 from gpu_device_plugin.scheduler.rules.fitting import Fit, fit
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, ask
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.scheduler.rules.usage import Usage, promise, usage_of
 from tests.resources import MEM, RESOURCES
 from tests.scheduler.contexts import context
@@ -94,7 +94,7 @@ class World(RuleBasedStateMachine):
         containers = (Container("main", ContainerKind.APP, 0, {MEM.name: mem}),)
         pod = Pod(uid, "default", uid, containers=containers, running=True)
         asked, there = ask(pod, RESOURCES), self.leader.fleet.candidates[node]
-        assert isinstance(asked, Ask)
+        assert isinstance(asked, GpuRequest)
         found = fit(asked, there, "spread")
         if isinstance(found, Fit):
             annotations = promise(asked, found.placements, there.gpus, 7)

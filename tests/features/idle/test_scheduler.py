@@ -26,7 +26,7 @@ from gpu_device_plugin.model.contract.keys import (
     WHEN_IDLE,
 )
 from gpu_device_plugin.model.times import epoch_s, rfc3339
-from gpu_device_plugin.scheduler.followed_objects import Followed
+from gpu_device_plugin.scheduler.followed_objects import CapacityCache
 from tests.builders import GPU_MEM, container, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.owned import owned, workload
@@ -111,7 +111,7 @@ class Scene:
             clock=lambda: self.seconds,
             wall=lambda: NOW,
         )
-        self.followed = Followed(parts)
+        self.followed = CapacityCache(parts)
         self.followed.use_read_at = self.read_at
         return IdleActions(parts, self.followed, cast("EventWriter", self.events), look_s=0.0)
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.features.learning.prices import DISCLAIMER, price_document, price_lines
-from gpu_device_plugin.features.learning.rules.fair_learning import Study, Trial
+from gpu_device_plugin.features.learning.rules.fair_learning import LearningResult, Trial
 from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind, WorkloadMix
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from tests.searches import studied
 
 if TYPE_CHECKING:
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 A10 = NodeType((24, 24), ("NVIDIA A10", "NVIDIA A10"), 32_000, 131_072)
 T4 = NodeType((16,), ("Tesla T4",), 32_000, 131_072)
 MIX = {
-    PodKind(13, 1, 4000, 8192, GpuPreferences(("A10",))): 2.0,
+    PodKind(13, 1, 4000, 8192, GpuSelector(("A10",))): 2.0,
     PodKind(8, 1, 2000, 8192): 5.0,
-    PodKind(0, 2, 16_000, 65_536, GpuPreferences(("A10",))): 1.0,
+    PodKind(0, 2, 16_000, 65_536, GpuSelector(("A10",))): 1.0,
     PodKind(0, 0, 500, 512): 2.0,
 }
 
 
 def taught(
     pods: int, mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int], **study: Any
-) -> tuple[dict[str, Any], Study]:
+) -> tuple[dict[str, Any], LearningResult]:
     """Return the document of so many pods whose kinds come so often, and the study; `study` changes it."""
     counted = WorkloadMix()
     for kind, often in mix.items():
@@ -38,7 +38,7 @@ def taught(
     return price_document(found, nodes), found
 
 
-def texts(taught: tuple[dict[str, Any], Study], width: int = 80) -> list[str]:
+def texts(taught: tuple[dict[str, Any], LearningResult], width: int = 80) -> list[str]:
     return [line.text for line in price_lines(*taught, width)]
 
 

@@ -18,11 +18,11 @@ from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.scheduler.cluster_state import FleetEntry
-from gpu_device_plugin.scheduler.node_evaluator import Judge
+from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
 from gpu_device_plugin.scheduler.rules.candidate import candidate
 from gpu_device_plugin.scheduler.rules.changes import View
 from gpu_device_plugin.scheduler.rules.fitting import Fit, fit
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, ask
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 from gpu_device_plugin.scheduler.rules.usage import Usage
 from tests.names import COUNT, MEM
@@ -49,14 +49,14 @@ class Nodes:
     there: Mapping[NodeType, int] = field(default_factory=lambda: {SHAPE: 2})
     tables: list[Tables | None] = field(default_factory=list)
     got: asyncio.Event = field(default_factory=asyncio.Event)
-    judge: Judge = field(default_factory=lambda: Judge(View(lambda: None)))
+    evaluator: NodeEvaluator = field(default_factory=lambda: NodeEvaluator(View(lambda: None)))
     """Goes by these tables."""
 
     def node_types(self) -> Mapping[NodeType, int]:
         return self.there
 
     def learned(self, tables: Tables | None) -> Generator[None, None, None]:
-        yield from self.judge.learned(tables)
+        yield from self.evaluator.learned(tables)
         self.tables.append(tables)
         self.got.set()
 
@@ -81,7 +81,7 @@ def learner_of(
     others: Collection[Amounts] = (),
 ) -> Learner:
     fleet = SimpleNamespace(entries=SimpleNamespace(values=entries), others=others)
-    return Learner(context(fleet, clock=clock or Clock()), cast("Judge", nodes), look_s=0.0)
+    return Learner(context(fleet, clock=clock or Clock()), cast("NodeEvaluator", nodes), look_s=0.0)
 
 
 def pod(number: int, limits: Mapping[str, int], model: str = "", namespace: str = "default") -> Pod:
@@ -187,21 +187,21 @@ async def test_binding_takes_the_gpu_that_costs_least_once_something_is_learned(
     learner = learner_of(nodes)
     gpus = NodeGpus(tuple(ListedGpu(at, 16, f"GPU-{at}", "T4") for at in range(2)), share_mib=1024, policy="fit")
     node = candidate("n", gpus, [Usage(((0, 11), (1, 5)))], Amounts(32_000, 131_072))
-    assert nodes.judge.ranks(node, Amounts(4000)) is None
+    assert nodes.evaluator.ranks(node, Amounts(4000)) is None
     come(learner, 30, [{MEM: 11}, {MEM: 5}])
     await learner.learn()
     assert chosen(nodes, node, 5) == 0
     other = candidate("n", gpus, [Usage(((0, 10), (1, 11)))], Amounts(32_000, 131_072))
     assert chosen(nodes, other, 5) == 1
     larger = NodeGpus((ListedGpu(0, 80),), share_mib=1024)
-    assert nodes.judge.ranks(candidate("m", larger, []), Amounts(4000)) is None
+    assert nodes.evaluator.ranks(candidate("m", larger, []), Amounts(4000)) is None
 
 
 def chosen(nodes: Nodes, node: Candidate, shares: int) -> int:
     wanting = pod(0, {MEM: shares})
     asked = ask(wanting, RESOURCES)
-    assert isinstance(asked, Ask)
-    found = fit(asked, node, "binpack", nodes.judge.ranks(node, wanting.amounts))
+    assert isinstance(asked, GpuRequest)
+    found = fit(asked, node, "binpack", nodes.evaluator.ranks(node, wanting.amounts))
     assert isinstance(found, Fit)
     return found.placements[0].positions[0]
 

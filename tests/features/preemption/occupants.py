@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.scheduler.rules.usage import Occupant, Usage
+from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
 
 
-def occupants(text: str) -> list[Occupant]:
+def occupants(text: str) -> list[GpuConsumer]:
     """Return pods: ``a4@0 b*@1/5`` are a with 4 shares of GPU 0, and b of priority 5 with GPU 1 whole.
 
     A pod has several GPUs as in ``c1@0,2@1``, unknown ones as in ``d3@?``, and is being deleted as in ``e1@0-``.
@@ -13,7 +13,7 @@ def occupants(text: str) -> list[Occupant]:
     return [_occupant(word) for word in text.split()]
 
 
-def _occupant(word: str) -> Occupant:
+def _occupant(word: str) -> GpuConsumer:
     name, places, priority = word[0], *word[1:].removesuffix("-").partition("/")[::2]
     shares: dict[int, int] = {}
     whole, unplaced = [], {"*": 0, "shares": 0}
@@ -25,4 +25,4 @@ def _occupant(word: str) -> Occupant:
         else:
             shares[int(position)] = int(amount)
     usage = Usage(tuple(sorted(shares.items())), tuple(whole), unplaced["shares"], unplaced["*"])
-    return Occupant(name, usage, int(priority or 0), word.endswith("-"), {}, "default", name)
+    return GpuConsumer(name, usage, int(priority or 0), word.endswith("-"), {}, "default", name)

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.preemption.rules import Ends, ends_needed
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.contract.nodegpus import ListedInstance
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.scheduler.rules.candidate import candidate
 from gpu_device_plugin.scheduler.rules.fitting import unfit
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.features.preemption.occupants import occupants
 from tests.views import node_view, pod_on
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpu_device_plugin.report.rules.node_view import NodeView
-    from gpu_device_plugin.scheduler.rules.usage import Occupant
+    from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 
-def wanting(*demands: Demand, preferences: GpuPreferences | None = None) -> Ask:
+def wanting(*demands: Demand, preferences: GpuSelector | None = None) -> GpuRequest:
     parts = tuple(map(Part, demands))
-    return Ask(parts) if preferences is None else Ask(parts, preferences)
+    return GpuRequest(parts) if preferences is None else GpuRequest(parts, preferences)
 
 
 def mem(shares: int, gpus: int = 1) -> Demand:
@@ -86,9 +86,9 @@ def test_equal_pods_are_not_compared_with_each_other() -> None:
 
 def test_gpus_that_the_pod_does_not_want_are_not_cleared() -> None:
     there = node_view("n", (8, 8), pod_on("a", {0: 1}), pod_on("b", {1: 8}))
-    assert names(ends_needed(wanting(mem(8), preferences=GpuPreferences(use_uuids=("GPU-1",))), there)) == ["b"]
-    assert names(ends_needed(wanting(mem(8), preferences=GpuPreferences(use_models=("T4",))), there)) == ["a"]
-    assert ends_needed(wanting(mem(8), preferences=GpuPreferences(avoid_models=("T4",))), there) is None
+    assert names(ends_needed(wanting(mem(8), preferences=GpuSelector(use_uuids=("GPU-1",))), there)) == ["b"]
+    assert names(ends_needed(wanting(mem(8), preferences=GpuSelector(use_models=("T4",))), there)) == ["a"]
+    assert ends_needed(wanting(mem(8), preferences=GpuSelector(avoid_models=("T4",))), there) is None
 
 
 def test_nothing_that_ends_helps_where_the_agent_is_away() -> None:
@@ -175,14 +175,14 @@ def _nodes(draw: st.DrawFn) -> NodeView:
             pods.append(pod_on(f"p{n}", taken, *gpus, priority=priority))
         else:
             taken = draw(st.dictionaries(positions, st.integers(1, 4), max_size=2))
-            usage_outside_grants, loose_gpus = draw(st.sampled_from([(0, 0), (0, 0), (2, 0), (0, 1)]))
+            unassigned_usage, loose_gpus = draw(st.sampled_from([(0, 0), (0, 0), (2, 0), (0, 1)]))
             gpus = [*draw(st.frozensets(positions, max_size=1))]
             pods.append(
                 pod_on(
                     f"p{n}",
                     taken,
                     *gpus,
-                    usage_outside_grants=usage_outside_grants,
+                    unassigned_usage=unassigned_usage,
                     loose_gpus=loose_gpus,
                     priority=priority,
                 )
@@ -217,16 +217,16 @@ _ASKS = st.builds(
     st.one_of(
         st.builds(mem, st.integers(1, 6)), st.just(mem(4, 2)), st.builds(whole, st.integers(1, 2)), st.just(mem(6, 2))
     ),
-    preferences=st.sampled_from([None, GpuPreferences(avoid_uuids=("GPU-1",))]),
+    preferences=st.sampled_from([None, GpuSelector(avoid_uuids=("GPU-1",))]),
 ) | st.builds(wanting, st.builds(mem, st.integers(1, 4)), st.builds(mem, st.integers(1, 4)))
 
 
 @settings(max_examples=120)
 @given(_nodes(), _ASKS)
-def test_the_set_makes_room_and_is_at_most_one_larger_than_the_smallest(node: NodeView, ask: Ask) -> None:
+def test_the_set_makes_room_and_is_at_most_one_larger_than_the_smallest(node: NodeView, ask: GpuRequest) -> None:
     """Compared with every set of the node's pods, of which there are at most 32."""
 
-    def fits(ended: tuple[Occupant, ...]) -> bool:
+    def fits(ended: tuple[GpuConsumer, ...]) -> bool:
         usages = [pod.usage for pod in node.pods if pod not in ended]
         return unfit(ask, candidate("n", node.candidate.gpus, usages)) is None
 
@@ -240,7 +240,7 @@ def test_the_set_makes_room_and_is_at_most_one_larger_than_the_smallest(node: No
     assert len(ends.pods) <= len(enough[0]) + 1
     assert not any(fits(tuple(pod for pod in ends.pods if pod is not stays)) for stays in ends.pods)
 
-    def shares(pods: tuple[Occupant, ...]) -> int:
+    def shares(pods: tuple[GpuConsumer, ...]) -> int:
         found = 0
         for pod in pods:
             found += sum(s for _, s in pod.usage.shares) + pod.usage.unplaced_shares

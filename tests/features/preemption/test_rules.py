@@ -12,15 +12,15 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.preemption.rules import Preemptor, VictimChoice, choose_on_each, where_evicting_may_help
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate
 from gpu_device_plugin.scheduler.rules.fitting import unfit
 from gpu_device_plugin.scheduler.rules.packing import Effort, TooLongError
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
-from gpu_device_plugin.scheduler.rules.usage import Occupant, Usage
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
+from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
 from tests.features.preemption.occupants import occupants
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ IMPORTANT = 100
 """The priority of the pod that wants in."""
 
 
-def memory(*shares: int, gpus: int = 1) -> Ask:
+def memory(*shares: int, gpus: int = 1) -> GpuRequest:
     """One container for each of these amounts."""
-    return Ask(tuple(Part(Demand(Kind.MEMORY, amount, gpus)) for amount in shares))
+    return GpuRequest(tuple(Part(Demand(Kind.MEMORY, amount, gpus)) for amount in shares))
 
 
-def whole(gpus: int) -> Ask:
-    return Ask((Part(Demand(Kind.COUNT, gpus)),))
+def whole(gpus: int) -> GpuRequest:
+    return GpuRequest((Part(Demand(Kind.COUNT, gpus)),))
 
 
 def node(
@@ -62,14 +62,14 @@ def node(
     return candidate("node-a", NodeGpus(tuple(listed), share_mib=1024, problem=problem), ())
 
 
-def on(position: int, shares: int, uid: str, priority: int = 0) -> Occupant:
-    return Occupant(uid, Usage(((position, shares),)), priority)
+def on(position: int, shares: int, uid: str, priority: int = 0) -> GpuConsumer:
+    return GpuConsumer(uid, Usage(((position, shares),)), priority)
 
 
 def choose(
     preemptor: Preemptor,
     there: Candidate,
-    pods: Collection[Occupant],
+    pods: Collection[GpuConsumer],
     victims: frozenset[str],
     effort: Effort | None = None,
 ) -> frozenset[str] | None:
@@ -80,8 +80,8 @@ def choose(
         return None
 
 
-BOTH = Ask((Part(Demand(Kind.COUNT, 1)), Part(Demand(Kind.MEMORY, 2))))
-CHOICES: dict[str, tuple[Ask, tuple[int, ...], str, str, str | None]] = {
+BOTH = GpuRequest((Part(Demand(Kind.COUNT, 1)), Part(Demand(Kind.MEMORY, 2))))
+CHOICES: dict[str, tuple[GpuRequest, tuple[int, ...], str, str, str | None]] = {
     "victims that free one GPU are kept": (memory(8), (8, 8), "a4@0 b4@0 c8@1", "ab", "ab"),
     "a victim that does not help on the GPU stays": (memory(8), (8, 8), "a4@0 b4@0 c4@1 d4@1", "ac", "ab"),
     "the least important, even if they are more": (memory(8), (8, 8, 4), "a8@0/5 b4@1/1 c4@1/1", "x", "bcx"),
@@ -130,12 +130,12 @@ CHOICES: dict[str, tuple[Ask, tuple[int, ...], str, str, str | None]] = {
 
 @pytest.mark.parametrize(("ask", "sizes", "pods", "victims", "evicted"), CHOICES.values(), ids=CHOICES)
 def test_pods_are_evicted_so_that_room_is_made_on_gpus(
-    ask: Ask, sizes: tuple[int, ...], pods: str, victims: str, evicted: str | None
+    ask: GpuRequest, sizes: tuple[int, ...], pods: str, victims: str, evicted: str | None
 ) -> None:
     assert chosen(ask, node(*sizes), occupants(pods), *victims) == (None if evicted is None else set(evicted))
 
 
-def chosen(ask: Ask, there: Candidate, pods: list[Occupant], *victims: str) -> set[str] | None:
+def chosen(ask: GpuRequest, there: Candidate, pods: list[GpuConsumer], *victims: str) -> set[str] | None:
     found = choose(Preemptor(ask, IMPORTANT), there, pods, frozenset(victims))
     return None if found is None else set(found)
 
@@ -146,21 +146,21 @@ def test_nobody_is_evicted_where_the_agent_is_away() -> None:
 
 
 def test_only_gpus_that_the_pod_wants_are_emptied() -> None:
-    ask = Ask(memory(8).parts, GpuPreferences(use_models=("a100",)))
+    ask = GpuRequest(memory(8).parts, GpuSelector(use_models=("a100",)))
     pods = [on(0, 8, "a"), on(1, 4, "b"), on(1, 4, "c")]
     assert chosen(ask, node(8, 8, models=("Tesla T4", "NVIDIA A100")), pods, "x") == {"b", "c", "x"}
 
 
 FOUR_OF_SIXTEEN = {
-    "by name": (GpuPreferences(use_uuids=[f"GPU-{n}" for n in range(12, 16)]), "Tesla T4", ()),
-    "by model": (GpuPreferences(use_models=("a10",)), "NVIDIA A10", ()),
-    "in service": (GpuPreferences(), "Tesla T4", range(12)),
+    "by name": (GpuSelector(use_uuids=[f"GPU-{n}" for n in range(12, 16)]), "Tesla T4", ()),
+    "by model": (GpuSelector(use_models=("a10",)), "NVIDIA A10", ()),
+    "in service": (GpuSelector(), "Tesla T4", range(12)),
 }
 
 
 @pytest.mark.parametrize(("preferences", "model", "unhealthy"), FOUR_OF_SIXTEEN.values(), ids=FOUR_OF_SIXTEEN)
 def test_however_many_gpus_do_not_serve_the_others_are_looked_at(
-    preferences: GpuPreferences, model: str, unhealthy: Container[int]
+    preferences: GpuSelector, model: str, unhealthy: Container[int]
 ) -> None:
     """4 shares of each of four GPUs. Those that may serve hold 4, 3 and 1: the 4 makes room there with the fewest pods.
 
@@ -169,7 +169,7 @@ def test_however_many_gpus_do_not_serve_the_others_are_looked_at(
     pods = [on(at, shares, f"{at}-{shares}") for at in range(12, 16) for shares in (4, 3, 1)]
     there = node(*(8,) * 16, models=("Tesla T4",) * 12 + (model,) * 4, unhealthy=unhealthy)
     others = [on(at, 8, f"{at}", IMPORTANT) for at in range(12)]
-    ask = Ask(memory(16, gpus=4).parts, preferences)
+    ask = GpuRequest(memory(16, gpus=4).parts, preferences)
     assert chosen(ask, there, [*pods, *others], "x") == {"x", *(f"{at}-4" for at in range(12, 16))}
 
 
@@ -197,7 +197,7 @@ def test_pods_of_one_size_are_not_compared_with_each_other() -> None:
 # --- What else kube-scheduler evicts for ------------------------------------------------------------------------------
 
 
-def chosen_beside(requests: dict[str, int] | None, pods: list[Occupant], *victims: str) -> set[str] | None:
+def chosen_beside(requests: dict[str, int] | None, pods: list[GpuConsumer], *victims: str) -> set[str] | None:
     """Whom to evict for 8 shares of one of two GPUs of 8, and for this besides."""
     found = choose(Preemptor(memory(8), IMPORTANT, requests), node(8, 8), pods, frozenset(victims))
     return None if found is None else set(found)
@@ -249,13 +249,13 @@ CROWD = (memory(60), node(80, 80, 80, 80), [on(n % 4, 2 + n // 4 % 7, f"{n:02}")
     ("case", "least", "most"), [(EASY, 50, 200), (LADDER, 10, 30), (CROWD, 1, 10)], ids=["easy", "ladder", "crowd"]
 )
 def test_the_harder_nodes_are_the_fewer_are_looked_at(
-    case: tuple[Ask, Candidate, list[Occupant]], least: int, most: int
+    case: tuple[GpuRequest, Candidate, list[GpuConsumer]], least: int, most: int
 ) -> None:
     """Those that are have their best answer; what is left out is not even asked for."""
     ask, there, pods = case
     asked = 0
 
-    def nodes() -> Iterator[tuple[Candidate, list[Occupant], frozenset[str]]]:
+    def nodes() -> Iterator[tuple[Candidate, list[GpuConsumer], frozenset[str]]]:
         nonlocal asked
         for _ in range(10_000):
             asked += 1
@@ -311,19 +311,19 @@ demands = (
     | st.integers(1, 4).map(lambda each: Demand(Kind.MEMORY, each * 2, 2))
     | st.integers(1, 2).map(lambda gpus: Demand(Kind.COUNT, gpus))
 )
-asks = st.lists(demands, min_size=1, max_size=2).map(lambda parts: Ask(tuple(map(Part, parts))))
+asks = st.lists(demands, min_size=1, max_size=2).map(lambda parts: GpuRequest(tuple(map(Part, parts))))
 
 
-def pods(usages: st.SearchStrategy[Usage]) -> st.SearchStrategy[list[Occupant]]:
+def pods(usages: st.SearchStrategy[Usage]) -> st.SearchStrategy[list[GpuConsumer]]:
     each = st.lists(st.tuples(usages, priorities, st.integers(0, 5).map(lambda n: n == 0)), max_size=6)
-    return each.map(lambda all_: [Occupant(f"p{n}", usage, at, left) for n, (usage, at, left) in enumerate(all_)])
+    return each.map(lambda all_: [GpuConsumer(f"p{n}", usage, at, left) for n, (usage, at, left) in enumerate(all_)])
 
 
-def fits(ask: Ask, there: Candidate, left: list[Occupant]) -> bool:
+def fits(ask: GpuRequest, there: Candidate, left: list[GpuConsumer]) -> bool:
     return unfit(ask, candidate("n", there.gpus, [pod.usage for pod in left])) is None
 
 
-def cost(there: Candidate, some: Collection[Occupant], given: Collection[str] = ()) -> tuple[object, ...]:
+def cost(there: Candidate, some: Collection[GpuConsumer], given: Collection[str] = ()) -> tuple[object, ...]:
     """In the documented order of preference."""
     sizes = {gpu.position: gpu.shares for gpu in there.gpus.gpus}
     held = [sum(shares for _, shares in pod.usage.shares) + sum(sizes[at] for at in pod.usage.whole) for pod in some]
@@ -336,7 +336,7 @@ def cost(there: Candidate, some: Collection[Occupant], given: Collection[str] = 
     )
 
 
-def sets_of(pods: Sequence[Occupant]) -> Iterator[tuple[Occupant, ...]]:
+def sets_of(pods: Sequence[GpuConsumer]) -> Iterator[tuple[GpuConsumer, ...]]:
     for number in range(len(pods) + 1):
         yield from combinations(pods, number)
 
@@ -346,7 +346,9 @@ places = st.sampled_from((node(8, 8, 4), node(8, 8, 4, instances={1, 2}), node(8
 
 @settings(max_examples=150)
 @given(asks, pods(plain), places)
-def test_no_other_set_of_pods_is_more_than_one_smaller(ask: Ask, there: list[Occupant], where: Candidate) -> None:
+def test_no_other_set_of_pods_is_more_than_one_smaller(
+    ask: GpuRequest, there: list[GpuConsumer], where: Candidate
+) -> None:
     """Every set of up to six pods, each on one GPU, is tried: node-a has 8, 8 and 4 shares."""
     staying = [pod for pod in there if not pod.terminating]
     movable = [pod for pod in staying if pod.priority < IMPORTANT]
@@ -360,16 +362,16 @@ def test_no_other_set_of_pods_is_more_than_one_smaller(ask: Ask, there: list[Occ
         assert len(some) <= len(best) + 1
 
 
-def by_the_sum(ask: Ask, there: Candidate, left: list[Occupant]) -> bool:
+def by_the_sum(ask: GpuRequest, there: Candidate, left: list[GpuConsumer]) -> bool:
     """Whether kube-scheduler would find room: it adds up the shares of the node, and does not know its GPUs."""
     free = sum(gpu.shares for gpu in there.gpus.gpus) - sum(n for pod in left for _, n in pod.usage.shares)
     return free >= sum(part.demand.amount for part in ask.parts)
 
 
 @st.composite
-def crowded(draw: st.DrawFn) -> list[Occupant]:
+def crowded(draw: st.DrawFn) -> list[GpuConsumer]:
     """GPUs of 8, 8 and 4 shares, nearly full."""
-    found: list[Occupant] = []
+    found: list[GpuConsumer] = []
     for at, size in enumerate((8, 8, 4)):
         while (left := size - sum(n for pod in found for where, n in pod.usage.shares if where == at)) > 0:
             shares = draw(st.integers(0, min(left, 4)))
@@ -380,14 +382,14 @@ def crowded(draw: st.DrawFn) -> list[Occupant]:
 
 
 memory_only = st.lists(st.integers(1, 8).map(lambda shares: Demand(Kind.MEMORY, shares)), min_size=1, max_size=2).map(
-    lambda parts: Ask(tuple(map(Part, parts)))
+    lambda parts: GpuRequest(tuple(map(Part, parts)))
 )
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(memory_only, crowded(), st.randoms())
 def test_no_set_is_more_than_one_smaller_wherever_kube_scheduler_would_evict(
-    ask: Ask, there: list[Occupant], random: random.Random
+    ask: GpuRequest, there: list[GpuConsumer], random: random.Random
 ) -> None:
     """kube-scheduler's victims are enough by the sum and no more than that, in whichever order it spares pods.
 
@@ -422,7 +424,7 @@ amounts = st.dictionaries(st.sampled_from(("cpu", "memory")), st.integers(0, 4))
 @settings(max_examples=150)
 @given(asks, pods(plain | odd), st.sets(st.sampled_from(("p0", "p1", "p2", "x"))), st.none() | amounts, st.data())
 def test_evicting_helps_and_nobody_who_could_stay_is_evicted(
-    ask: Ask, there: list[Occupant], victims: set[str], asked: dict[str, int] | None, data: st.DataObject
+    ask: GpuRequest, there: list[GpuConsumer], victims: set[str], asked: dict[str, int] | None, data: st.DataObject
 ) -> None:
     """Pods on several GPUs, on unlisted ones and on unknown ones included, and such as take something else besides."""
     there = [replace(pod, requests=data.draw(st.none() | amounts)) for pod in there]
@@ -458,16 +460,16 @@ def test_evicting_helps_and_nobody_who_could_stay_is_evicted(
 
 
 def by_gpus(
-    ask: Ask, where: Candidate, there: list[Occupant], evicted: Container[str], victims: Container[str]
+    ask: GpuRequest, where: Candidate, there: list[GpuConsumer], evicted: Container[str], victims: Container[str]
 ) -> bool:
     """Whether the sum of GPUs that are in service and of what pods have of them suffices, as for kube-scheduler."""
     staying = [pod for pod in there if not pod.terminating]
     rooms = candidate("n", where.gpus, [pod.usage for pod in staying]).rooms
 
-    def shares(pods: Iterable[Occupant]) -> int:
+    def shares(pods: Iterable[GpuConsumer]) -> int:
         return sum(pod.usage.unplaced_shares + sum(n for _, n in pod.usage.shares) for pod in pods)
 
-    def whole(pods: Iterable[Occupant]) -> int:
+    def whole(pods: Iterable[GpuConsumer]) -> int:
         return sum(pod.usage.unplaced_gpus + len(pod.usage.whole) for pod in pods)
 
     for kind, taken, offered in (
@@ -485,7 +487,7 @@ def test_where_kube_scheduler_allocates_its_victims_stay_as_they_are() -> None:
     """It knows which claims give back what; one of the victims is a pod that we know nothing of."""
     gpus = tuple(ListedGpu(n, 8, f"GPU-{n}") for n in range(2))
     there = candidate("node-a", NodeGpus(gpus, 1024, claims=True, problem=BY_CLAIMS), ())
-    occupants = [Occupant("known", Usage(unplaced_gpus=1)), Occupant("other", Usage(unplaced_gpus=1))]
+    occupants = [GpuConsumer("known", Usage(unplaced_gpus=1)), GpuConsumer("other", Usage(unplaced_gpus=1))]
     proposed = frozenset({"known", "unknown"})
     assert choose(Preemptor(whole(1), IMPORTANT), there, occupants, proposed) == proposed
     assert choose(Preemptor(whole(1), IMPORTANT), there, occupants, frozenset()) is None
@@ -495,10 +497,10 @@ def test_where_kube_scheduler_allocates_its_victims_stay_as_they_are() -> None:
 # --- Where evicting may help -----------------------------------------------------------------------------------------
 
 
-def occupied_node(name: str, *pods: tuple[int, int, int]) -> tuple[Candidate, list[Occupant]]:
+def occupied_node(name: str, *pods: tuple[int, int, int]) -> tuple[Candidate, list[GpuConsumer]]:
     """Return two GPUs of 16 shares with pods: (priority, GPU, shares), or shares 0 for a GPU in whole use."""
     there = [
-        Occupant(f"u-{number}", Usage(((at, shares),)) if shares else Usage(whole=(at,)), priority)
+        GpuConsumer(f"u-{number}", Usage(((at, shares),)) if shares else Usage(whole=(at,)), priority)
         for number, (priority, at, shares) in enumerate(pods)
     ]
     return candidate(name, node(16, 16).gpus, [pod.usage for pod in there]), there
@@ -517,14 +519,14 @@ def occupied_node(name: str, *pods: tuple[int, int, int]) -> tuple[Candidate, li
         pytest.param(whole(1), [(1, 0, 0)], None, id="a GPU is unused"),
     ],
 )
-def test_where_evicting_may_help(asked: Ask, pods: list[tuple[int, int, int]], lowest: int | None) -> None:
+def test_where_evicting_may_help(asked: GpuRequest, pods: list[tuple[int, int, int]], lowest: int | None) -> None:
     there, occupants = occupied_node("n", *pods)
     found = where_evicting_may_help(Preemptor(asked, IMPORTANT), [there], {"n": occupants}.__getitem__)
     assert [(node.name, priority) for node, priority in found] == ([] if lowest is None else [("n", lowest)])
 
 
 def test_the_search_where_evicting_may_help_ends_early_where_it_takes_long() -> None:
-    pod = Occupant("u", Usage(tuple((gpu, 20) for gpu in range(16))))
+    pod = GpuConsumer("u", Usage(tuple((gpu, 20) for gpu in range(16))))
     full = candidate("n", node(*[20] * 16).gpus, [pod.usage])
     found = list(where_evicting_may_help(Preemptor(memory(8), IMPORTANT), repeat(full, 2000), lambda _: [pod]))
     assert 0 < len(found) < 2000

@@ -400,7 +400,7 @@ def test_pods_that_choose_gpus_by_a_variable_are_named(tmp_path: Path) -> None:
     agent = ours("agent-b", "node", "node-a", "x:0.1.0")
     agent["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
     pages["/api/v1/pods"]["items"].append(agent)
-    assert read(tmp_path, pages).meddling == ("default/all",)
+    assert read(tmp_path, pages).pods_overriding_visible_devices == ("default/all",)
 
 
 def test_leases_and_configurations_are_those_of_the_parts_that_run(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from gpu_device_plugin.report.rules.pod_causes import (
     by_claim_instead,
     claim_causes,
 )
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.claim_values import (
     INSTANCES,
     UUIDS,
@@ -187,8 +187,8 @@ def test_a_pod_that_does_not_wait_has_no_nodes_to_explain(asking: Pod, expected:
     assert (facts(findings[:1], SHOW), waiting) == ([expected], ())
 
 
-def mem(shares: int, gpus: int = 1) -> Ask:
-    return Ask((Part(Demand(Kind.MEMORY, shares, gpus)),))
+def mem(shares: int, gpus: int = 1) -> GpuRequest:
+    return GpuRequest((Part(Demand(Kind.MEMORY, shares, gpus)),))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,9 @@ def mem(shares: int, gpus: int = 1) -> Ask:
         (mem(8), [1024, 512], "the amount"),
     ],
 )
-def test_where_every_node_serves_claims_a_pod_is_told_how_to_ask(asked: Ask, share_mib: list[int], amount: str) -> None:
+def test_where_every_node_serves_claims_a_pod_is_told_how_to_ask(
+    asked: GpuRequest, share_mib: list[int], amount: str
+) -> None:
     nodes = [serving_view(f"n{at}", serving(8, share_mib=size)) for at, size in enumerate(share_mib)]
     assert facts(by_claim_instead(asked, nodes), "amount") == [f"ask-by-claim amount={amount}"]
 
@@ -208,7 +210,7 @@ def test_where_every_node_serves_claims_a_pod_is_told_how_to_ask(asked: Ask, sha
 def test_it_is_told_only_to_pods_that_ask_for_memory_and_have_no_other_node() -> None:
     serves = serving_view("n1", serving(8))
     assert not list(by_claim_instead(mem(8), [serves, node_view("n", (8,))]))
-    assert not list(by_claim_instead(Ask((Part(Demand(Kind.COUNT, 1)),)), [serves]))
+    assert not list(by_claim_instead(GpuRequest((Part(Demand(Kind.COUNT, 1)),)), [serves]))
     assert not list(by_claim_instead(mem(8), []))
 
 

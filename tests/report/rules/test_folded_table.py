@@ -78,12 +78,12 @@ def test_the_use_of_equal_gpus_is_that_of_the_busiest() -> None:
 def test_over_use_trespass_and_limits_that_do_not_hold_are_told_in_words() -> None:
     over = replace(part("a", used=9000), over_since=SINCE)
     stranger = part("b", granted=0, used=700)
-    usage_outside_grants = replace(part("c"), enforcement=Enforcement.DRIVER, held=LimitStatus.MISSING)
+    unassigned_usage = replace(part("c"), enforcement=Enforcement.DRIVER, held=LimitStatus.MISSING)
     enforcements = {
         0: GpuEnforcement(Enforcement.DRIVER, "r615", "no MPS"),
         1: GpuEnforcement(Enforcement.MPS, "chosen"),
     }
-    view = node_view("n", (15, 15), report=report(over, stranger, usage_outside_grants, enforcements=enforcements))
+    view = node_view("n", (15, 15), report=report(over, stranger, unassigned_usage, enforcements=enforcements))
     row, other = folded([view], 120)[1:3]
     assert row.tone is Tone.BAD
     assert row.text.endswith("driver, refused  1 over, 1 not given, 1 not held")
@@ -109,9 +109,9 @@ def test_nodes_that_take_no_pods_say_so_and_are_not_free() -> None:
 
 
 def test_pods_on_unknown_gpus_and_unreadable_gpus_have_rows() -> None:
-    usage_outside_grants = folded([node_view("n", (15,), pod_on("p", usage_outside_grants=4))], 80)
-    assert usage_outside_grants[2].text.split()[:2] == ["?", "-"]
-    assert usage_outside_grants[2].tone is Tone.WARNING
+    unassigned_usage = folded([node_view("n", (15,), pod_on("p", unassigned_usage=4))], 80)
+    assert unassigned_usage[2].text.split()[:2] == ["?", "-"]
+    assert unassigned_usage[2].tone is Tone.WARNING
     broken = folded([node_view("n", (), problem="the annotation is no JSON")], 80)
     assert broken[1].tone is Tone.BAD
     assert broken[1].text.endswith("the annotation is no JSON")

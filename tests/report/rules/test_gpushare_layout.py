@@ -84,7 +84,7 @@ def test_a_gpu_in_whole_use_is_full_and_has_a_star_among_the_details() -> None:
 def test_what_is_on_unknown_gpus_has_a_column() -> None:
     """Three shares somewhere, a GPU of four somewhere, two shares of GPU 7 and all of GPU 8, which nobody lists."""
     view = node_view(
-        "a", (4, 2), pod_on("x", usage_outside_grants=3), pod_on("y", loose_gpus=1), pod_on("z", {7: 2, 1: 1}, 8)
+        "a", (4, 2), pod_on("x", unassigned_usage=3), pod_on("y", loose_gpus=1), pod_on("z", {7: 2, 1: 1}, 8)
     )
     other = node_view("b", (4,))
     rows = summary([view, other])
@@ -106,7 +106,7 @@ def test_the_details_of_two_nodes() -> None:
     The cells of a's rows have 1+7+1+1+1+0 and 1+2+1+1+1+0 bytes, 12 characters come after them, and 10 more.
     """
     nodes = [
-        node_view("a", (4, 2), pod_on("ml/x", usage_outside_grants=3), pod_on("y", {1: 1})),
+        node_view("a", (4, 2), pod_on("ml/x", unassigned_usage=3), pod_on("y", {1: 1})),
         node_view("b", (8,), pod_on("z", None, 0)),
     ]
     assert details(nodes) == [
@@ -232,8 +232,8 @@ def test_what_is_on_unknown_gpus_has_a_row_and_so_has_a_node_that_cannot_be_read
         node_view(
             "b",
             (15,),
-            pod_on("few", usage_outside_grants=3),
-            pod_on("x/y", usage_outside_grants=3, loose_gpus=1),
+            pod_on("few", unassigned_usage=3),
+            pod_on("x/y", unassigned_usage=3, loose_gpus=1),
             pod_on("z/z", loose_gpus=2),
         ),
     ]

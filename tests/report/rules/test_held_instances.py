@@ -67,7 +67,7 @@ def test_a_pod_that_names_instances_of_another_profile_than_it_asked_for_is_not_
     liar = holder("liar", "shop", "liar", {LARGE: 3}, frozenset({"MIG-2", "MIG-3"}))
     doubtful = holder("doubtful", "shop", "doubtful", {WHOLE: 1, LARGE: 3}, frozenset({"MIG-2", "MIG-3"}))
     (found,) = whole_instances(gpus, [liar, doubtful])
-    assert (found.holders, found.usage_outside_grants) == ({}, ((doubtful, 1),))
+    assert (found.holders, found.unassigned_usage) == ({}, ((doubtful, 1),))
 
 
 @pytest.mark.parametrize("annotation", ["", "{", '{"c0":["GPU-1"]}'])
@@ -96,7 +96,7 @@ def test_instances_are_in_use_free_or_out_of_service() -> None:
 
 def test_a_pod_may_be_known_to_have_some_of_its_instances() -> None:
     (found,) = mig_view("a", with_instances("one", 0, asks=3), whole=4).instances()
-    assert (found.used, found.free, [number for _, number in found.usage_outside_grants]) == (3, 1, [2])
+    assert (found.used, found.free, [number for _, number in found.unassigned_usage]) == (3, 1, [2])
 
 
 def test_more_pods_than_instances_leave_none_free() -> None:

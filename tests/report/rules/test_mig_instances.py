@@ -21,7 +21,7 @@ from gpu_device_plugin.report.rules.terminal_tables import (
     pod_table,
     rows_alone,
 )
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from gpu_device_plugin.scheduler.rules.usage import NOTHING
 from tests.reports import part, report
 from tests.views import WHOLE, changed, mig_view, pod_on, with_instances
@@ -138,7 +138,7 @@ def test_an_instance_is_no_whole_gpu() -> None:
     node = mig_view("a", gpus=1, shared=1)
     rooms = tuple(replace(room, card=1 if room.position == 1 else None) for room in node.candidate.rooms)
     node = replace(node, candidate=replace(node.candidate, rooms=rooms))
-    ask = Ask((Part(Demand(Kind.COUNT, 1)),))
+    ask = GpuRequest((Part(Demand(Kind.COUNT, 1)),))
     text = explain(answers([(node, ask, Kept())], "binpack", 1), 1)
     assert [line.split()[0] for line in text if "would be chosen" in line] == ["0"]
     assert ["(0:0)" in line for line in text if "only a MIG instance" in line] == [True]

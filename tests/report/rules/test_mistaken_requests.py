@@ -14,7 +14,7 @@ from gpu_device_plugin.report.rules.resource_requests import (
     asks_for_several,
     asks_in_mib,
 )
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.findings import facts
 from tests.resources import COUNT, MEM
 from tests.views import node_view
@@ -156,8 +156,8 @@ def test_one_instance_in_a_container_is_right(limits: dict[str, int]) -> None:
     assert list(asks_for_several([Container("main", ContainerKind.APP, 0, limits)])) == []
 
 
-def asking(amount: int, gpus: int = 1, kind: Kind = Kind.MEMORY) -> Ask:
-    return Ask((Part(Demand(kind, amount, gpus)),))
+def asking(amount: int, gpus: int = 1, kind: Kind = Kind.MEMORY) -> GpuRequest:
+    return GpuRequest((Part(Demand(kind, amount, gpus)),))
 
 
 SMALL, LARGE = node_view("a", (15,)), node_view("b", (22, 141))
@@ -167,7 +167,7 @@ SMALL, LARGE = node_view("a", (15,)), node_view("b", (22, 141))
     ("asked", "units"),
     [(asking(8000), 8), (asking(8192), 8), (asking(512), 1), (asking(141 * 1024), 141), (asking(16000, gpus=2), 8)],
 )
-def test_more_units_than_any_gpu_has_are_taken_for_mib(asked: Ask, units: int) -> None:
+def test_more_units_than_any_gpu_has_are_taken_for_mib(asked: GpuRequest, units: int) -> None:
     amount = asked.parts[0].demand.amount // asked.parts[0].demand.gpus
     expected = [f"asks-in-mib amount={amount} unit=1 GiB units={units}"]
     assert facts(asks_in_mib(asked, BOTH, [SMALL, LARGE]), "amount unit units") == expected
@@ -175,9 +175,17 @@ def test_more_units_than_any_gpu_has_are_taken_for_mib(asked: Ask, units: int) -
 
 @pytest.mark.parametrize(
     "asked",
-    [asking(141), asking(15), asking(142), asking(511), asking(142 * 1024), asking(8000, kind=Kind.COUNT), Ask()],
+    [
+        asking(141),
+        asking(15),
+        asking(142),
+        asking(511),
+        asking(142 * 1024),
+        asking(8000, kind=Kind.COUNT),
+        GpuRequest(),
+    ],
 )
-def test_what_a_gpu_has_and_what_none_has_in_mib_either_is_left_alone(asked: Ask) -> None:
+def test_what_a_gpu_has_and_what_none_has_in_mib_either_is_left_alone(asked: GpuRequest) -> None:
     assert list(asks_in_mib(asked, BOTH, [SMALL, LARGE])) == []
 
 

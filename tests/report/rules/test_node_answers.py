@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules.finding import note
 from gpu_device_plugin.report.rules.node_answers import Kept, answers, describe, explain, explain_briefly
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.names import MEM
 from tests.resources import RESOURCES
 from tests.views import node_view, pod_on
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.report.rules.node_view import NodeView
 
 
-def wanting(*demands: Demand, preferences: GpuPreferences | None = None) -> Ask:
+def wanting(*demands: Demand, preferences: GpuSelector | None = None) -> GpuRequest:
     parts = tuple(map(Part, demands))
-    return Ask(parts) if preferences is None else Ask(parts, preferences)
+    return GpuRequest(parts) if preferences is None else GpuRequest(parts, preferences)
 
 
 def mem(shares: int, gpus: int = 1) -> Demand:
@@ -40,16 +40,18 @@ def clauses(*words: str) -> tuple[Finding, ...]:
     return tuple(note("clause", each) for each in words)
 
 
-def all_asked(ask: Ask, nodes: Iterable[NodeView], kept: Mapping[str, Kept]) -> Iterable[tuple[NodeView, Ask, Kept]]:
+def all_asked(
+    ask: GpuRequest, nodes: Iterable[NodeView], kept: Mapping[str, Kept]
+) -> Iterable[tuple[NodeView, GpuRequest, Kept]]:
     return [(node, ask, kept.get(node.name, Kept())) for node in nodes]
 
 
-def told(ask: Ask, *nodes: NodeView, most: int = 10, **besides: tuple[str, ...]) -> list[str]:
+def told(ask: GpuRequest, *nodes: NodeView, most: int = 10, **besides: tuple[str, ...]) -> list[str]:
     kept = {name: Kept(besides=clauses(*why)) for name, why in besides.items()}
     return explain(answers(all_asked(ask, nodes, kept), "binpack", most), most)
 
 
-def order(ask: Ask, *nodes: NodeView, excluded: str = "", **besides: tuple[str, ...]) -> list[str]:
+def order(ask: GpuRequest, *nodes: NodeView, excluded: str = "", **besides: tuple[str, ...]) -> list[str]:
     kept = {name: Kept(besides=clauses(*why)) for name, why in besides.items()} | {
         excluded: Kept(clauses("the pod wants another"))
     }
@@ -117,7 +119,7 @@ def test_pods_on_unknown_gpus_are_named() -> None:
     there = node_view(
         "n",
         (8, 8),
-        pod_on("lost", usage_outside_grants=3, loose_gpus=1),
+        pod_on("lost", unassigned_usage=3, loose_gpus=1),
         pod_on("gone", {7: 2}),
         pod_on("x", loose_gpus=2),
     )
@@ -135,11 +137,11 @@ def test_pods_on_unknown_gpus_are_named() -> None:
 
 
 def test_gpus_that_the_annotations_do_not_allow_say_so() -> None:
-    ask = wanting(mem(4), preferences=GpuPreferences(avoid_uuids=("GPU-0",)))
+    ask = wanting(mem(4), preferences=GpuSelector(avoid_uuids=("GPU-0",)))
     lines = told(ask, node_view("n", (8, 8), pod_on("a", {1: 8})))
     assert [line.split("  ")[-2].strip() or line for line in lines[3:4]] == ["not allowed by its annotations"]
     assert "too little free" in lines[4]
-    other = wanting(mem(4), preferences=GpuPreferences(use_models=("A100",)))
+    other = wanting(mem(4), preferences=GpuSelector(use_models=("A100",)))
     assert "not allowed by its annotations" in told(other, node_view("n", (8,)))[3]
 
 
@@ -173,7 +175,7 @@ def test_the_nearest_node_comes_first() -> None:
     assert order(wanting(whole(1)), *nodes[1:4]) == ["d", "c", "b"]
 
 
-def behind_twenty_with_room(ask: Ask, *nodes: NodeView) -> list[str]:
+def behind_twenty_with_room(ask: GpuRequest, *nodes: NodeView) -> list[str]:
     """The order of nodes for which nobody finds out who would have to end: twenty others are nearer."""
     names = order(ask, *(node_view(f"room{n:02}", (8, 8)) for n in range(20)), *nodes)
     assert all(name.startswith("room") for name in names[:20])
@@ -244,7 +246,7 @@ def test_what_a_pod_asks_is_said_in_memory_where_shares_are_of_one_size() -> Non
 # --- In one screen ----------------------------------------------------------------------------------------------------
 
 
-def briefly(ask: Ask, *nodes: NodeView, height: int = 22, **besides: tuple[str, ...]) -> list[str]:
+def briefly(ask: GpuRequest, *nodes: NodeView, height: int = 22, **besides: tuple[str, ...]) -> list[str]:
     kept = {name: Kept(besides=clauses(*why)) for name, why in besides.items()}
     return explain_briefly(answers(all_asked(ask, nodes, kept), "binpack", 10), height)
 
@@ -256,7 +258,7 @@ def test_of_one_node_gpus_with_equal_verdicts_share_a_line() -> None:
         pod_on("a", {0: 9}),
         pod_on("b", {1: 9}),
         pod_on("c", None, 2),
-        pod_on("d", usage_outside_grants=1),
+        pod_on("d", unassigned_usage=1),
     )
     assert briefly(wanting(mem(8)), there, n=("its agent restarts",)) == [
         "",
@@ -300,7 +302,7 @@ def test_in_a_very_small_terminal_the_nearest_node_is_told_all_the_same() -> Non
 def test_no_gpu_is_named_where_the_extender_chooses_by_what_it_has_learned() -> None:
     """Binpack would take GPU 1; by the pods that come, the policy `fit` may take either. One alone is no choice."""
 
-    def verdicts(policy: str, *sizes: int, preferences: GpuPreferences | None = None) -> list[str]:
+    def verdicts(policy: str, *sizes: int, preferences: GpuSelector | None = None) -> list[str]:
         there = node_view("n", sizes, pod_on("a", {1: 2}), share_mib=None)
         lines = explain(answers([(there, wanting(mem(4), preferences=preferences), Kept())], policy, 1), 1)
         return [" ".join(line.split()[6:8]) for line in lines[3:]]
@@ -308,7 +310,7 @@ def test_no_gpu_is_named_where_the_extender_chooses_by_what_it_has_learned() -> 
     assert verdicts("binpack", 8, 8) == ["has room", "would be"]
     assert verdicts("fit", 8, 8) == ["has room", "has room"]
     assert verdicts("fit", 3, 8) == ["too small", "would be"]
-    assert verdicts("fit", 8, 8, preferences=GpuPreferences(gpu_policy="spread")) == ["would be", "has room"]
+    assert verdicts("fit", 8, 8, preferences=GpuSelector(gpu_policy="spread")) == ["would be", "has room"]
 
 
 def test_where_kube_scheduler_allocates_no_room_is_promised_and_no_gpu_chosen() -> None:

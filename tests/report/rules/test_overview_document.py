@@ -41,7 +41,7 @@ def brief_pods(node: NodeView) -> Any:
 
 
 def test_the_document_has_everything() -> None:
-    web = pod_on("web", {0: 1}, usage_outside_grants=2, priority=7, deleting=True)
+    web = pod_on("web", {0: 1}, unassigned_usage=2, priority=7, deleting=True)
     capacity, allocatable = {"aliyun.com/gpu-mem": 8}, {"aliyun.com/gpu-mem": 4}
     record = NodeRecord("a", "a", capacity=capacity, allocatable=allocatable, ready=True, address="10.0.0.7")
     view = NodeView(candidate("a", LINKED, [web.usage]), record, (web,))
@@ -174,7 +174,7 @@ def test_a_brief_document_has_the_keys_and_values_of_the_full_one(node: NodeView
 
 
 def test_pods_have_their_part_of_each_gpu_and_unknown_gpus_count_for_the_node() -> None:
-    pods = (pod_on("web", {0: 5}), pod_on("ml/all", None, 1, deleting=True), pod_on("x", usage_outside_grants=4))
+    pods = (pod_on("web", {0: 5}), pod_on("ml/all", None, 1, deleting=True), pod_on("x", unassigned_usage=4))
     shown = brief(node_view("a", (15, 15), *pods))
     first, second = shown["gpus"]
     assert (first["usedShares"], first["pods"]) == (5, [{"namespace": "default", "name": "web", "shares": 5}])
@@ -256,8 +256,8 @@ def test_instances_have_their_place() -> None:
 
 def test_an_instance_that_is_given_whole_is_all_in_use_or_all_free() -> None:
     read = report(used("one", used=2048, granted=9728), gpus={0: GpuUse(2048)})
-    usage_outside_grants = replace(with_instances("x", asks=2), terminating=True)
-    node = mig_view("a", with_instances("one", 0), usage_outside_grants, whole=3, ill={2: "XID 94"}, report=read)
+    unassigned_usage = replace(with_instances("x", asks=2), terminating=True)
+    node = mig_view("a", with_instances("one", 0), unassigned_usage, whole=3, ill={2: "XID 94"}, report=read)
     (offer,) = node_document(node)["instances"]
     assert [offer[key] for key in ("resource", "profile", "total", "used", "free")] == [WHOLE, "1g.10gb", 3, 3, 0]
     named = {"namespace": "default", "name": "x", "uid": "uid-x", "priority": 0, "deleting": True}

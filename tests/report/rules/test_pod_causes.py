@@ -13,7 +13,7 @@ from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules.pod_causes import SchedulingStatus, causes
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.findings import facts
 from tests.names import COUNT, MEM
 from tests.resources import RESOURCES
@@ -29,7 +29,7 @@ OURS = SchedulingStatus(
     scheduler="gpushare-scheduler", condition_reason="Unschedulable", condition="0/1 nodes are available"
 )
 NO_STATUS = SchedulingStatus()
-ASKED = Ask((Part(Demand(Kind.MEMORY, 4)),))
+ASKED = GpuRequest((Part(Demand(Kind.MEMORY, 4)),))
 
 
 def pod(limits: dict[str, int] | None = None, **more: object) -> Pod:

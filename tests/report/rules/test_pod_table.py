@@ -97,8 +97,8 @@ def test_pods_of_one_namespace_can_be_chosen() -> None:
 
 
 def test_pods_on_unknown_gpus_and_nodes_without_share_size_are_shown() -> None:
-    (usage_outside_grants,) = pod_rows([node_view("n", (15,), pod_on("web", usage_outside_grants=4))])
-    assert (usage_outside_grants.gpu, usage_outside_grants.given, usage_outside_grants.state) == (
+    (unassigned_usage,) = pod_rows([node_view("n", (15,), pod_on("web", unassigned_usage=4))])
+    assert (unassigned_usage.gpu, unassigned_usage.given, unassigned_usage.state) == (
         "?",
         "4 GiB",
         "GPU not known yet",

@@ -17,7 +17,7 @@ from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.report.rules.node_answers import besides
 from gpu_device_plugin.report.rules.pod_causes import SchedulingStatus, causes
 from gpu_device_plugin.report.rules.pod_use import of_pod, refusals, told_over_use
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.findings import facts
 from tests.names import MEM
 from tests.reports import ASKED, SINCE, part, report
@@ -152,8 +152,8 @@ def test_a_node_that_refuses_shares_says_why() -> None:
     (why,) = refusals(refusing.report)
     assert str(why) == "its agent refuses shares of GPU 0, 2: the label wants mps, and there is no supervisor"
     assert refusals(node_view("a", (15,)).report) == ()
-    assert besides(refusing, Ask((Part(Demand(Kind.MEMORY, 4)),)), RESOURCES) == (why,)
-    assert besides(refusing, Ask((Part(Demand(Kind.COUNT, 1)),)), RESOURCES) == (), "whole GPUs have no limit"
+    assert besides(refusing, GpuRequest((Part(Demand(Kind.MEMORY, 4)),)), RESOURCES) == (why,)
+    assert besides(refusing, GpuRequest((Part(Demand(Kind.COUNT, 1)),)), RESOURCES) == (), "whole GPUs have no limit"
     rejected = replace(WEB, phase="Failed")
     status = SchedulingStatus(reason="UnexpectedAdmissionError", message="Allocate failed")
     ended, refused = causes(rejected, status, RESOURCES, {"a": refusing})[0]

@@ -18,7 +18,7 @@ from gpu_device_plugin.scheduler.rules.node_constraints import (
     Terms,
     Toleration,
 )
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.findings import facts
 from tests.names import COUNT, MEM
 from tests.resources import RESOURCES
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     Around = dict[str, Any]
     """Taints and labels."""
 
-FOUR = Ask((Part(Demand(Kind.MEMORY, 4)),))
-ONE_GPU = Ask((Part(Demand(Kind.COUNT, 1)),))
+FOUR = GpuRequest((Part(Demand(Kind.MEMORY, 4)),))
+ONE_GPU = GpuRequest((Part(Demand(Kind.COUNT, 1)),))
 DEDICATED = Taint("dedicated", "ml")
 
 
-def told(node: NodeView, around: Around | None = None, terms: Terms = NO_TERMS, ask: Ask = FOUR) -> list[str]:
+def told(node: NodeView, around: Around | None = None, terms: Terms = NO_TERMS, ask: GpuRequest = FOUR) -> list[str]:
     findings = (*exclusions(changed(node, **(around or {})), terms), *besides(node, ask, RESOURCES))
     return facts(findings, "taint label condition terms taken offered resource")
 
@@ -153,7 +153,10 @@ def test_numbers_that_suffice_or_that_the_gpus_tell_are_not() -> None:
     assert told(node_view("n", (8,), pod_on("a", {0: 4}), amounts=amounts)) == []
     assert told(node_view("n", (8,), pod_on("a", {0: 6}), amounts=amounts)) == []
     assert told(node_view("n", (8,), pod_on("a", None, 0), amounts=amounts), ask=ONE_GPU) == []
-    assert told(node_view("n", (8, 8), amounts=({COUNT: 2}, {COUNT: 2})), ask=Ask((Part(Demand(Kind.COUNT, 3)),))) == []
+    assert (
+        told(node_view("n", (8, 8), amounts=({COUNT: 2}, {COUNT: 2})), ask=GpuRequest((Part(Demand(Kind.COUNT, 3)),)))
+        == []
+    )
 
 
 def test_of_a_node_that_cannot_be_read_nothing_is_reckoned() -> None:

@@ -17,7 +17,7 @@ from gpu_device_plugin.report.rules.node_answers import (
     why_waits,
 )
 from gpu_device_plugin.report.rules.pod_causes import SchedulingStatus
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, ask
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.views import node_view, pod_on
 
@@ -39,7 +39,7 @@ def wanting(mem: int = 0, count: int = 0) -> Pod:
 
 def found(mem: int, nodes: Sequence[NodeView], kept: Mapping[str, Kept] | None = None) -> list[NodeAnswer]:
     asked = ask(wanting(mem), RESOURCES)
-    assert isinstance(asked, Ask)
+    assert isinstance(asked, GpuRequest)
     return answers([(node, asked, (kept or {}).get(node.name, Kept())) for node in nodes], "binpack", 1)
 
 

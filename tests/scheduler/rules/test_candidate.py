@@ -183,11 +183,9 @@ def test_what_fits_still_fits_wherever_the_unplaced_turn_out_to_be(
         return
     used = {n: sum(shares for u in usages for position, shares in u.shares if position == n) for n in range(3)}
     whole = {position for u in usages for position in u.whole}
-    usage_outside_grants = sum(u.unplaced_shares for u in usages) + sum(
-        s for u in usages for n, s in u.shares if n == 3
-    )
+    unassigned_usage = sum(u.unplaced_shares for u in usages) + sum(s for u in usages for n, s in u.shares if n == 3)
     loose_gpus = sum(u.unplaced_gpus for u in usages) + (3 in whole)
-    for places in product(range(3), repeat=min(usage_outside_grants, 6)):
+    for places in product(range(3), repeat=min(unassigned_usage, 6)):
         for others in product(range(3), repeat=min(loose_gpus, 3)):
             shares = {n: used[n] + places.count(n) for n in range(3)}
             taken = {n for n in whole if n < 3} | set(others)

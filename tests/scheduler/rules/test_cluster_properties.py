@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.model.contract.cordons import Cordon
-from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
+from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuSelector
 from gpu_device_plugin.model.contract.keys import SPLIT_LABEL
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.contract.promises import promises
@@ -19,8 +19,8 @@ from gpu_device_plugin.model.placing import POLICIES, Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate
-from gpu_device_plugin.scheduler.rules.fitting import Fit, Unfit, fit, unfit
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part, ask
+from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, Fit, fit, unfit
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part, ask
 from gpu_device_plugin.scheduler.rules.usage import NOTHING, Usage, promise, usage_of
 from tests.resources import COUNT, MEM, RESOURCES
 
@@ -70,15 +70,15 @@ def nodes(draw: st.DrawFn, *, gpushare: bool = True) -> Candidate:
     return candidate("n", gpus, usages)
 
 
-wishes = st.sampled_from(
+selector = st.sampled_from(
     [
         *[NO_PREFERENCES] * 5,
-        GpuPreferences(use_models=("T4",)),
-        GpuPreferences(avoid_models=("T4",)),
-        GpuPreferences(avoid_uuids=("GPU-0", "GPU-2")),
-        GpuPreferences(use_uuids=("GPU-1", "GPU-9")),
-        GpuPreferences(avoid_uuids=("GPU-8",)),
-        GpuPreferences(gpu_policy="spread"),
+        GpuSelector(use_models=("T4",)),
+        GpuSelector(avoid_models=("T4",)),
+        GpuSelector(avoid_uuids=("GPU-0", "GPU-2")),
+        GpuSelector(use_uuids=("GPU-1", "GPU-9")),
+        GpuSelector(avoid_uuids=("GPU-8",)),
+        GpuSelector(gpu_policy="spread"),
     ]
 )
 demands = (
@@ -86,11 +86,13 @@ demands = (
     | st.builds(Demand, st.just(Kind.MEMORY), st.sampled_from([2, 4, 6]), st.just(2))
     | st.builds(Demand, st.just(Kind.COUNT), st.integers(1, 2))
 )
-asks = st.builds(lambda asked, wished: Ask(tuple(map(Part, asked)), wished), st.lists(demands, max_size=3), wishes)
+asks = st.builds(
+    lambda asked, wished: GpuRequest(tuple(map(Part, asked)), wished), st.lists(demands, max_size=3), selector
+)
 policies = st.sampled_from(sorted(POLICIES))
 
 
-def allowed(there: Candidate, wished: GpuPreferences) -> list[Room]:
+def allowed(there: Candidate, wished: GpuSelector) -> list[Room]:
     named = {gpu.position: gpu for gpu in there.gpus.gpus}
     return [
         room
@@ -126,26 +128,26 @@ def taken(room: Room, shares: int | None) -> Room:
 
 
 @given(asks, nodes(gpushare=False), policies)
-def test_a_pod_fits_if_there_is_any_way_to_place_it(asked: Ask, there: Candidate, policy: str) -> None:
-    possible = goes([part.demand for part in asked.parts], allowed(there, asked.wishes))
+def test_a_pod_fits_if_there_is_any_way_to_place_it(asked: GpuRequest, there: Candidate, policy: str) -> None:
+    possible = goes([part.demand for part in asked.parts], allowed(there, asked.selector))
     assert isinstance(fit(asked, there, policy), Fit) == possible
 
 
 @given(asks, nodes(), policies)
-def test_whoever_asks_why_gets_the_answer_of_who_places(asked: Ask, there: Candidate, policy: str) -> None:
+def test_whoever_asks_why_gets_the_answer_of_who_places(asked: GpuRequest, there: Candidate, policy: str) -> None:
     found = fit(asked, there, policy)
-    assert unfit(asked, there) == (found if isinstance(found, Unfit) else None)
+    assert unfit(asked, there) == (found if isinstance(found, FilterFailure) else None)
     assert fit(asked, there, policy) == found
 
 
 @given(asks, nodes(), policies)
 def test_no_place_is_larger_than_the_room_or_of_a_gpu_that_is_not_allowed(
-    asked: Ask, there: Candidate, policy: str
+    asked: GpuRequest, there: Candidate, policy: str
 ) -> None:
     found = fit(asked, there, policy)
-    if isinstance(found, Unfit):
+    if isinstance(found, FilterFailure):
         return
-    rooms = {room.position: room for room in allowed(there, asked.wishes)}
+    rooms = {room.position: room for room in allowed(there, asked.selector)}
     whole: set[int] = set()
     shares = dict.fromkeys(rooms, 0)
     for part, placement in zip(asked.parts, found.placements, strict=True):
@@ -169,11 +171,11 @@ def test_no_place_is_larger_than_the_room_or_of_a_gpu_that_is_not_allowed(
 
 
 @given(asks, nodes(), policies)
-def test_what_can_never_be_cannot_be_on_the_empty_node(asked: Ask, there: Candidate, policy: str) -> None:
+def test_what_can_never_be_cannot_be_on_the_empty_node(asked: GpuRequest, there: Candidate, policy: str) -> None:
     found = fit(asked, there, policy)
     empty = fit(asked, candidate(there.name, there.gpus, []), policy)
-    if isinstance(found, Unfit):
-        assert found.unresolvable == isinstance(empty, Unfit)
+    if isinstance(found, FilterFailure):
+        assert found.unresolvable == isinstance(empty, FilterFailure)
     else:
         assert isinstance(empty, Fit)
 
@@ -198,8 +200,8 @@ def pods(draw: st.DrawFn) -> Pod:
 def placed(pod: Pod, there: Candidate, policy: str) -> tuple[Pod, tuple[Placement, ...]]:
     """The pod with its promise, and its place; pods that find none are passed over."""
     asked = ask(pod, RESOURCES)
-    assume(isinstance(asked, Ask))
-    assert isinstance(asked, Ask)
+    assume(isinstance(asked, GpuRequest))
+    assert isinstance(asked, GpuRequest)
     found = fit(asked, there, policy)
     assume(isinstance(found, Fit))
     assert isinstance(found, Fit)

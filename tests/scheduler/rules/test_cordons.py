@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.contract.keys import CORDONS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate, with_cordons
 from gpu_device_plugin.scheduler.rules.fitting import Fit, fit, unfit
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from gpu_device_plugin.scheduler.rules.usage import Usage
 from tests.scheduler.rules.test_cluster_properties import asks, nodes, policies
 from tests.views import listed_instance
@@ -35,8 +35,8 @@ def cordoned(node: Candidate, *uuids: str, used: tuple[int, ...]) -> Candidate:
     return candidate("node", with_cordons(node.gpus, {CORDONS: text}), [Usage(tuple(enumerate(used)))])
 
 
-def asking(shares: int, use_uuids: tuple[str, ...] = ()) -> Ask:
-    return Ask((Part(Demand(Kind.MEMORY, shares)),), GpuPreferences(use_uuids=use_uuids))
+def asking(shares: int, use_uuids: tuple[str, ...] = ()) -> GpuRequest:
+    return GpuRequest((Part(Demand(Kind.MEMORY, shares)),), GpuSelector(use_uuids=use_uuids))
 
 
 def test_a_cordoned_gpu_has_no_room_and_what_runs_there_counts() -> None:
@@ -89,7 +89,7 @@ def test_a_whole_gpu_in_mig_mode_takes_its_instances_along() -> None:
 
 
 @given(asks, nodes(gpushare=False), policies)
-def test_no_pod_is_ever_placed_on_a_cordoned_gpu(asked: Ask, node: Candidate, policy: str) -> None:
+def test_no_pod_is_ever_placed_on_a_cordoned_gpu(asked: GpuRequest, node: Candidate, policy: str) -> None:
     found = fit(asked, node, policy)
     closed = {gpu.position for gpu in node.gpus.cordoned}
     places = [placement.positions for placement in found.placements] if isinstance(found, Fit) else []

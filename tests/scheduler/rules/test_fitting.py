@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
+from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuSelector
 from gpu_device_plugin.model.contract.nodegpus import AWAY, BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.gpus import Closeness, Links
 from gpu_device_plugin.model.placing import POLICIES, Demand
 from gpu_device_plugin.model.resources import Amounts, Kind
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, by_division, candidate, summary
 from gpu_device_plugin.scheduler.rules.fitting import (
+    FilterFailure,
     Fit,
-    Unfit,
     after,
     fit,
     reason_of_one,
@@ -25,7 +25,7 @@ from gpu_device_plugin.scheduler.rules.fitting import (
     with_room_to_borrow,
 )
 from gpu_device_plugin.scheduler.rules.packing import Packer, Packing, groups
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from gpu_device_plugin.scheduler.rules.usage import Usage
 
 
@@ -37,8 +37,8 @@ def whole(gpus: int) -> Demand:
     return Demand(Kind.COUNT, gpus)
 
 
-def asking(*demands: Demand, preferences: GpuPreferences = NO_PREFERENCES) -> Ask:
-    return Ask(tuple(map(Part, demands)), preferences)
+def asking(*demands: Demand, preferences: GpuSelector = NO_PREFERENCES) -> GpuRequest:
+    return GpuRequest(tuple(map(Part, demands)), preferences)
 
 
 def node(
@@ -76,7 +76,7 @@ def node(
     return candidate("n", gpus, [Usage(tuple((used or {}).items()), taken)])
 
 
-def places(ask: Ask, there: Candidate, policy: str = "binpack") -> list[dict[int, int]]:
+def places(ask: GpuRequest, there: Candidate, policy: str = "binpack") -> list[dict[int, int]]:
     """Where each part of a pod comes to lie."""
     found = fit(ask, there, policy)
     assert isinstance(found, Fit)
@@ -86,9 +86,9 @@ def places(ask: Ask, there: Candidate, policy: str = "binpack") -> list[dict[int
     return [dict(placement.shares) for placement in found.placements]
 
 
-def why(ask: Ask, there: Candidate) -> Unfit:
+def why(ask: GpuRequest, there: Candidate) -> FilterFailure:
     found = fit(ask, there, "binpack")
-    assert isinstance(found, Unfit)
+    assert isinstance(found, FilterFailure)
     assert unfit(ask, there) == found == fit(ask, there, "spread")
     return found
 
@@ -97,8 +97,8 @@ def why(ask: Ask, there: Candidate) -> Unfit:
 
 
 def test_who_asks_for_nothing_fits_everywhere() -> None:
-    assert fit(Ask(), Candidate("n", NodeGpus(problem="unreadable")), "binpack") == Fit(())
-    assert unfit(Ask(), Candidate("n", NodeGpus(problem="unreadable"))) is None
+    assert fit(GpuRequest(), Candidate("n", NodeGpus(problem="unreadable")), "binpack") == Fit(())
+    assert unfit(GpuRequest(), Candidate("n", NodeGpus(problem="unreadable"))) is None
 
 
 def test_the_policy_chooses_the_gpu() -> None:
@@ -111,7 +111,7 @@ def test_the_pod_chooses_the_policy_before_the_node_and_the_node_before_the_conf
     free, full = [{1: 1}], [{0: 1}]
     for policy, other in (("spread", "binpack"), ("binpack", "spread")):
         expected = free if policy == "spread" else full
-        asked = asking(mem(1), preferences=GpuPreferences(gpu_policy=policy))
+        asked = asking(mem(1), preferences=GpuSelector(gpu_policy=policy))
         assert places(asked, node(8, 8, used={0: 1}, policy=other), other) == expected
         assert places(asking(mem(1)), node(8, 8, used={0: 1}, policy=policy), other) == expected
         assert places(asking(mem(1)), node(8, 8, used={0: 1}), policy) == expected
@@ -203,14 +203,14 @@ def test_after_a_pod_the_node_has_what_the_pod_leaves() -> None:
 
 @pytest.mark.parametrize("asked", [mem(1), whole(1)])
 def test_a_node_whose_gpus_are_not_known_says_what_is_wrong(asked: Demand) -> None:
-    assert why(asking(asked), Candidate("n", NodeGpus(problem="it says nonsense"))) == Unfit(
+    assert why(asking(asked), Candidate("n", NodeGpus(problem="it says nonsense"))) == FilterFailure(
         "it says nonsense", unresolvable=True
     )
 
 
 def test_a_node_without_gpus_shares_none() -> None:
-    assert why(asking(mem(1)), Candidate("n")) == Unfit("it shares no GPU", unresolvable=True)
-    assert why(asking(mem(1), mem(1)), Candidate("n")) == Unfit("it shares no GPU", unresolvable=True)
+    assert why(asking(mem(1)), Candidate("n")) == FilterFailure("it shares no GPU", unresolvable=True)
+    assert why(asking(mem(1), mem(1)), Candidate("n")) == FilterFailure("it shares no GPU", unresolvable=True)
 
 
 REASONS: dict[str, tuple[Demand, Candidate, str, bool]] = {
@@ -274,26 +274,28 @@ REASONS: dict[str, tuple[Demand, Candidate, str, bool]] = {
 
 @pytest.mark.parametrize(("demand", "there", "sentence", "unresolvable"), REASONS.values(), ids=REASONS)
 def test_the_sentence_says_what_is_missing(demand: Demand, there: Candidate, sentence: str, unresolvable: bool) -> None:  # noqa: FBT001  (a table's column)
-    assert why(asking(demand), there) == Unfit(sentence, unresolvable)
+    assert why(asking(demand), there) == FilterFailure(sentence, unresolvable)
 
 
 def test_what_can_never_be_is_told_before_what_may_come() -> None:
     """4 GiB would become free, 9 GiB never."""
-    assert why(asking(mem(4), mem(9)), node(8, used={0: 6})) == Unfit(
+    assert why(asking(mem(4), mem(9)), node(8, used={0: 6})) == FilterFailure(
         "the largest GPU has 8 GiB in all", unresolvable=True
     )
-    assert why(asking(mem(4), mem(6)), node(16, used={0: 13})) == Unfit("no GPU has 4 GiB free", unresolvable=False)
+    assert why(asking(mem(4), mem(6)), node(16, used={0: 13})) == FilterFailure(
+        "no GPU has 4 GiB free", unresolvable=False
+    )
 
 
 def test_containers_that_fit_alone_may_not_fit_together() -> None:
     together = "its GPUs have no room for all containers of the pod together"
-    assert why(asking(mem(5), mem(5)), node(8, 8, used={1: 4})) == Unfit(together, unresolvable=False)
-    assert why(asking(mem(5), mem(5)), node(8)) == Unfit(together, unresolvable=True)
-    assert why(asking(mem(1), whole(1)), node(8)) == Unfit(together, unresolvable=True)
-    assert why(asking(mem(1), whole(1)), node(8, 8, taken=(0,))) == Unfit(together, unresolvable=False)
-    assert why(asking(mem(1), whole(1)), node(8, 8, unhealthy=(0,))) == Unfit(together, unresolvable=True)
-    assert why(asking(whole(1), whole(1)), node(8, 8, used={0: 1})) == Unfit(together, unresolvable=False)
-    assert why(asking(mem(5), mem(5)), node(8, taken=(0,))) == Unfit(together, unresolvable=True)
+    assert why(asking(mem(5), mem(5)), node(8, 8, used={1: 4})) == FilterFailure(together, unresolvable=False)
+    assert why(asking(mem(5), mem(5)), node(8)) == FilterFailure(together, unresolvable=True)
+    assert why(asking(mem(1), whole(1)), node(8)) == FilterFailure(together, unresolvable=True)
+    assert why(asking(mem(1), whole(1)), node(8, 8, taken=(0,))) == FilterFailure(together, unresolvable=False)
+    assert why(asking(mem(1), whole(1)), node(8, 8, unhealthy=(0,))) == FilterFailure(together, unresolvable=True)
+    assert why(asking(whole(1), whole(1)), node(8, 8, used={0: 1})) == FilterFailure(together, unresolvable=False)
+    assert why(asking(mem(5), mem(5)), node(8, taken=(0,))) == FilterFailure(together, unresolvable=True)
 
 
 # --- nodes of gpushare's own device plugin
@@ -305,22 +307,22 @@ def divided(memory: int, count: int) -> Candidate:
 
 def test_gpushares_plugin_gives_one_container_memory_of_one_gpu() -> None:
     assert places(asking(mem(4)), divided(30, 2)) == [{0: 4}]
-    assert why(asking(mem(16)), divided(30, 2)) == Unfit(
+    assert why(asking(mem(16)), divided(30, 2)) == FilterFailure(
         "the largest GPU has a gpu-mem of 15 in all", unresolvable=True
     )
 
 
 def test_gpushares_plugin_gives_no_whole_gpus() -> None:
     sentence = "its device plugin does not allocate whole GPUs"
-    assert why(asking(whole(1)), divided(30, 2)) == Unfit(sentence, unresolvable=True)
-    assert why(asking(mem(1), whole(1)), divided(15, 1)) == Unfit(sentence, unresolvable=True)
+    assert why(asking(whole(1)), divided(30, 2)) == FilterFailure(sentence, unresolvable=True)
+    assert why(asking(mem(1), whole(1)), divided(15, 1)) == FilterFailure(sentence, unresolvable=True)
 
 
 @pytest.mark.parametrize("asked", [asking(mem(2), mem(2)), asking(mem(4, gpus=2))], ids=["two containers", "a split"])
-def test_gpushares_plugin_is_told_of_no_second_gpu_and_no_second_container(asked: Ask) -> None:
+def test_gpushares_plugin_is_told_of_no_second_gpu_and_no_second_container(asked: GpuRequest) -> None:
     """It knows a pod by the sum of what it asks, and its GPU by an annotation with one number."""
     sentence = "its device plugin serves only pods with one container that takes memory of one GPU"
-    assert why(asked, divided(30, 2)) == Unfit(sentence, unresolvable=True)
+    assert why(asked, divided(30, 2)) == FilterFailure(sentence, unresolvable=True)
 
 
 def test_where_gpushares_plugin_has_one_gpu_it_gives_that_to_all() -> None:
@@ -336,55 +338,55 @@ MIXED = ("Tesla T4", "NVIDIA A10", "NVIDIA A10")
 @pytest.mark.parametrize(
     ("preferences", "place"),
     [
-        (GpuPreferences(), 0),
-        (GpuPreferences(use_models=("A10",)), 1),
-        (GpuPreferences(avoid_models=("T4",)), 1),
-        (GpuPreferences(use_uuids=("GPU-2",)), 2),
-        (GpuPreferences(use_models=("A10",), avoid_uuids=("GPU-1",)), 2),
+        (GpuSelector(), 0),
+        (GpuSelector(use_models=("A10",)), 1),
+        (GpuSelector(avoid_models=("T4",)), 1),
+        (GpuSelector(use_uuids=("GPU-2",)), 2),
+        (GpuSelector(use_models=("A10",), avoid_uuids=("GPU-1",)), 2),
     ],
 )
-def test_a_pod_gets_a_gpu_that_its_annotations_allow(preferences: GpuPreferences, place: int) -> None:
+def test_a_pod_gets_a_gpu_that_its_annotations_allow(preferences: GpuSelector, place: int) -> None:
     assert places(asking(mem(4), preferences=preferences), node(8, 8, 8, models=MIXED)) == [{place: 4}]
 
 
 def test_wishes_hold_for_every_container() -> None:
-    asked = asking(mem(5), mem(5), preferences=GpuPreferences(use_models=("A10",)))
+    asked = asking(mem(5), mem(5), preferences=GpuSelector(use_models=("A10",)))
     assert places(asked, node(8, 8, 8, models=MIXED)) == [{1: 5}, {2: 5}]
 
 
-CHOOSY: dict[str, tuple[Demand, GpuPreferences, str, bool]] = {
+CHOOSY: dict[str, tuple[Demand, GpuSelector, str, bool]] = {
     "no such model": (
         mem(1),
-        GpuPreferences(use_models=("H100",)),
+        GpuSelector(use_models=("H100",)),
         "the pod's annotations allow none of its GPUs",
         True,
     ),
     "too small": (
         mem(9),
-        GpuPreferences(use_models=("T4",)),
+        GpuSelector(use_models=("T4",)),
         "the largest GPU has 8 GiB in all, among the GPUs that the pod's annotations allow",
         True,
     ),
-    "all are allowed": (mem(17), GpuPreferences(avoid_models=("H100",)), "the largest GPU has 16 GiB in all", True),
+    "all are allowed": (mem(17), GpuSelector(avoid_models=("H100",)), "the largest GPU has 16 GiB in all", True),
 }
 
 
 @pytest.mark.parametrize(("demand", "preferences", "sentence", "unresolvable"), CHOOSY.values(), ids=CHOOSY)
 def test_the_sentence_says_that_the_pod_is_choosy(
     demand: Demand,
-    preferences: GpuPreferences,
+    preferences: GpuSelector,
     sentence: str,
     unresolvable: bool,  # noqa: FBT001  (a table's column)
 ) -> None:
     there = node(8, 16, 16, used={0: 4}, unhealthy=(2,), models=MIXED)
-    assert why(asking(demand, preferences=preferences), there) == Unfit(sentence, unresolvable)
+    assert why(asking(demand, preferences=preferences), there) == FilterFailure(sentence, unresolvable)
 
 
 def test_choosy_containers_that_do_not_fit_together_are_told_so() -> None:
     there = node(8, 8, 8, models=MIXED, used={1: 4})
-    asked = asking(mem(5), mem(5), preferences=GpuPreferences(use_models=("A10",)))
+    asked = asking(mem(5), mem(5), preferences=GpuSelector(use_models=("A10",)))
     together = "its GPUs have no room for all containers of the pod together"
-    assert why(asked, there) == Unfit(
+    assert why(asked, there) == FilterFailure(
         f"{together}, among the GPUs that the pod's annotations allow", unresolvable=False
     )
 
@@ -498,29 +500,29 @@ def test_whole_gpus_of_a_node_that_serves_claims_are_for_kube_scheduler_to_alloc
 
 @pytest.mark.parametrize("demands", [(mem(1),), (mem(1), whole(1)), (mem(2, 2),)])
 def test_shares_of_a_node_that_serves_claims_are_not_given_out_by_limits(demands: tuple[Demand, ...]) -> None:
-    assert why(asking(*demands), by_claims("T4", "T4")) == Unfit(BY_CLAIMS, unresolvable=True)
+    assert why(asking(*demands), by_claims("T4", "T4")) == FilterFailure(BY_CLAIMS, unresolvable=True)
 
 
 def test_no_pod_goes_to_a_node_that_serves_claims_while_its_agent_is_away() -> None:
-    assert why(asking(whole(1)), by_claims("T4", away=True)) == Unfit(AWAY, unresolvable=True)
+    assert why(asking(whole(1)), by_claims("T4", away=True)) == FilterFailure(AWAY, unresolvable=True)
 
 
 @pytest.mark.parametrize(
     ("preferences", "sentence"),
     [
         (
-            GpuPreferences(use_models=("T4",)),
+            GpuSelector(use_models=("T4",)),
             "kube-scheduler gives out its GPUs by ResourceClaims (DRA) and may choose any, and ",
         ),
         (
-            GpuPreferences(avoid_uuids=("GPU-1",)),
+            GpuSelector(avoid_uuids=("GPU-1",)),
             "kube-scheduler gives out its GPUs by ResourceClaims (DRA) and may choose ",
         ),
-        (GpuPreferences(use_models=("H100",)), "the pod's annotations allow none of its GPUs"),
+        (GpuSelector(use_models=("H100",)), "the pod's annotations allow none of its GPUs"),
     ],
 )
 def test_wishes_that_kube_scheduler_would_not_keep_exclude_a_node_that_serves_claims(
-    preferences: GpuPreferences, sentence: str
+    preferences: GpuSelector, sentence: str
 ) -> None:
     found = why(asking(whole(1), preferences=preferences), by_claims("T4", "A10"))
     assert found.sentence.startswith(sentence)
@@ -528,7 +530,7 @@ def test_wishes_that_kube_scheduler_would_not_keep_exclude_a_node_that_serves_cl
 
 
 def test_wishes_that_every_gpu_of_a_node_meets_are_kept_by_any_choice() -> None:
-    assert unfit(asking(whole(1), preferences=GpuPreferences(use_models=("T4",))), by_claims("T4", "T4")) is None
+    assert unfit(asking(whole(1), preferences=GpuSelector(use_models=("T4",))), by_claims("T4", "T4")) is None
 
 
 # --- What many nodes have in common
@@ -565,7 +567,7 @@ def test_instances_have_reasons_of_their_own() -> None:
 )
 def test_what_is_alike_has_the_same_reason(asked: Demand, gpus: int, nodes: list[Candidate]) -> None:
     ask = asking(asked if asked.kind is Kind.COUNT else mem(asked.amount, gpus))
-    reasons: dict[object, Unfit] = {}
+    reasons: dict[object, FilterFailure] = {}
     for one in nodes:
         found = unfit(ask, one)
         if found is not None:
@@ -587,8 +589,8 @@ def test_each_container_gets_an_instance_of_its_own_or_shares_one() -> None:
 
 def test_no_container_gets_memory_of_two_instances() -> None:
     there = node(10, 10, 10, cards=ONE)
-    assert why(asking(mem(12)), there) == Unfit("the largest MIG instance has 10 GiB in all", unresolvable=True)
-    assert why(asking(mem(12, gpus=2)), there) == Unfit(
+    assert why(asking(mem(12)), there) == FilterFailure("the largest MIG instance has 10 GiB in all", unresolvable=True)
+    assert why(asking(mem(12, gpus=2)), there) == FilterFailure(
         "it has MIG instances only, and no container can use several of them", unresolvable=True
     )
 
@@ -604,24 +606,24 @@ def test_what_only_gpus_can_serve_gets_them() -> None:
     there = node(80, 10, 10, 90, cards={1: "GPU-8", 2: "GPU-8"})
     assert places(asking(mem(20), mem(140, gpus=2), mem(10)), there) == [{3: 20}, {0: 70, 3: 70}, {1: 10}]
     assert places(asking(mem(20), mem(160, gpus=2)), node(80, 80, 20, cards={2: "GPU-8"})) == [{2: 20}, {0: 80, 1: 80}]
-    assert why(asking(mem(20), mem(160, gpus=2)), node(80, 80, 10, 80, used={3: 70}, cards={2: "GPU-8"})) == Unfit(
-        "its GPUs have no room for all containers of the pod together", unresolvable=False
-    )
+    assert why(
+        asking(mem(20), mem(160, gpus=2)), node(80, 80, 10, 80, used={3: 70}, cards={2: "GPU-8"})
+    ) == FilterFailure("its GPUs have no room for all containers of the pod together", unresolvable=False)
 
 
 def test_a_whole_gpu_is_never_an_instance() -> None:
-    assert why(asking(whole(1)), node(10, 10, 10, cards=ONE)) == Unfit(
+    assert why(asking(whole(1)), node(10, 10, 10, cards=ONE)) == FilterFailure(
         "it has MIG instances only, none of its GPUs is whole", unresolvable=True
     )
     there = node(80, 10, 10, cards={1: "GPU-8", 2: "GPU-8"})
-    assert why(asking(whole(2)), there) == Unfit("fewer than 2 GPUs are healthy", unresolvable=True)
+    assert why(asking(whole(2)), there) == FilterFailure("fewer than 2 GPUs are healthy", unresolvable=True)
     assert places(asking(whole(1)), there) == [{0: 80}]
     busy = node(80, 10, used={0: 1}, cards={1: "GPU-8"})
-    assert why(asking(whole(1)), busy) == Unfit("no GPU is unused", unresolvable=False)
+    assert why(asking(whole(1)), busy) == FilterFailure("no GPU is unused", unresolvable=False)
 
 
 BESIDE = {1: "GPU-8"}
-SENTENCES: dict[str, tuple[Ask, Candidate, str, bool]] = {
+SENTENCES: dict[str, tuple[GpuRequest, Candidate, str, bool]] = {
     "the GPU is full, and so is the instance": (
         asking(mem(5)),
         node(80, 10, used={0: 76, 1: 6}, cards=BESIDE),
@@ -665,7 +667,7 @@ SENTENCES: dict[str, tuple[Ask, Candidate, str, bool]] = {
         True,
     ),
     "the pod may have the instances alone": (
-        asking(whole(1), preferences=GpuPreferences(use_uuids=frozenset({"GPU-8"}))),
+        asking(whole(1), preferences=GpuSelector(use_uuids=frozenset({"GPU-8"}))),
         node(80, 10, cards=BESIDE),
         "it has MIG instances only, none of its GPUs is whole, among the GPUs that the pod's annotations allow",
         True,
@@ -674,14 +676,19 @@ SENTENCES: dict[str, tuple[Ask, Candidate, str, bool]] = {
 
 
 @pytest.mark.parametrize(("ask", "there", "sentence", "unresolvable"), SENTENCES.values(), ids=SENTENCES)
-def test_the_reason_names_what_the_node_has(ask: Ask, there: Candidate, sentence: str, unresolvable: bool) -> None:  # noqa: FBT001
-    assert why(ask, there) == Unfit(sentence, unresolvable)
+def test_the_reason_names_what_the_node_has(
+    ask: GpuRequest,
+    there: Candidate,
+    sentence: str,
+    unresolvable: bool,  # noqa: FBT001 - a column of the table
+) -> None:
+    assert why(ask, there) == FilterFailure(sentence, unresolvable)
 
 
 def test_a_node_that_gives_its_instances_whole_says_so() -> None:
     instance = ListedGpu(0, 10, instance=ListedInstance("GPU-8", 0, 0, "1g.10gb", 7, "aliyun.com/mig-1g.10gb"))
     for ask in (asking(mem(1)), asking(whole(1))):
-        assert why(ask, candidate("n", NodeGpus(share_mib=1024, instances=(instance,)), [])) == Unfit(
+        assert why(ask, candidate("n", NodeGpus(share_mib=1024, instances=(instance,)), [])) == FilterFailure(
             "its MIG instances are given whole, by the resources of their profiles, and it shares no GPU",
             unresolvable=True,
         )
@@ -690,11 +697,11 @@ def test_a_node_that_gives_its_instances_whole_says_so() -> None:
 def test_the_uuid_of_a_gpu_in_mig_mode_means_its_instances() -> None:
     there = node(10, 10, 10, 10, cards=TWO_CARDS)
     for preferences, taken in (
-        (GpuPreferences(use_uuids=frozenset({"GPU-9"})), 2),
-        (GpuPreferences(use_uuids=frozenset({"GPU-3"})), 3),
-        (GpuPreferences(avoid_uuids=frozenset({"GPU-8"})), 2),
-        (GpuPreferences(avoid_uuids=frozenset({"GPU-0"})), 1),
-        (GpuPreferences(use_uuids=frozenset({"GPU-9"}), avoid_uuids=frozenset({"GPU-2"})), 3),
+        (GpuSelector(use_uuids=frozenset({"GPU-9"})), 2),
+        (GpuSelector(use_uuids=frozenset({"GPU-3"})), 3),
+        (GpuSelector(avoid_uuids=frozenset({"GPU-8"})), 2),
+        (GpuSelector(avoid_uuids=frozenset({"GPU-0"})), 1),
+        (GpuSelector(use_uuids=frozenset({"GPU-9"}), avoid_uuids=frozenset({"GPU-2"})), 3),
     ):
         assert places(asking(mem(4), preferences=preferences), there) == [{taken: 4}]
 

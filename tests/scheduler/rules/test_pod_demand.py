@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.contract.keys import GPU_POLICY, SPLIT_LABEL, USE_MODEL
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind, Resource
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Impossible, Part, ask, parts_of
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Impossible, Part, ask, parts_of
 from tests.resources import COUNT, MEM, RESOURCES
 
 KINDS = {"i": ContainerKind.INIT, "s": ContainerKind.SIDECAR, "c": ContainerKind.APP}
@@ -36,9 +36,9 @@ def whole(amount: int) -> Part:
     return Part(Demand(Kind.COUNT, amount))
 
 
-def asked(there: Pod) -> Ask:
+def asked(there: Pod) -> GpuRequest:
     found = ask(there, RESOURCES)
-    assert isinstance(found, Ask)
+    assert isinstance(found, GpuRequest)
     return found
 
 
@@ -95,7 +95,7 @@ def test_both_resources_of_a_pod_are_told_apart() -> None:
             Container("c1", ContainerKind.APP, 1, {MEM.name: 4}),
         ),
     )
-    assert asked(both) == Ask((memory(4), whole(2)))
+    assert asked(both) == GpuRequest((memory(4), whole(2)))
     assert [[c.name for c, _ in part.members] for part in parts_of(both, RESOURCES)] == [["i1", "c1"], ["i0", "c0"]]
     assert asked(both).parts == parts_of(both, iter(RESOURCES))
 
@@ -110,7 +110,7 @@ def test_pods_that_ask_the_same_are_equal_whoever_asks() -> None:
 
 def test_what_the_owner_wishes_is_part_of_it() -> None:
     there = pod(("c0", 4), annotations={USE_MODEL: "T4", GPU_POLICY: "spread"})
-    assert asked(there) == Ask((memory(4),), GpuPreferences(use_models=("T4",), gpu_policy="spread"))
+    assert asked(there) == GpuRequest((memory(4),), GpuSelector(use_models=("T4",), gpu_policy="spread"))
 
 
 def test_both_resources_in_one_container_are_impossible() -> None:
@@ -124,11 +124,11 @@ def test_both_resources_in_one_container_are_impossible() -> None:
 
 def test_nothing_of_the_other_resource_is_no_contradiction() -> None:
     there = Pod("u", "d", "a", containers=(Container("main", ContainerKind.APP, 0, {MEM.name: 4, COUNT.name: 0}),))
-    assert asked(there) == Ask((memory(4),))
+    assert asked(there) == GpuRequest((memory(4),))
 
 
 def test_a_pod_that_asks_for_nothing_may_have_anything_written_on_it() -> None:
-    assert asked(pod(labels={SPLIT_LABEL: "many"}, annotations={GPU_POLICY: "best", USE_MODEL: "T4"})) == Ask()
+    assert asked(pod(labels={SPLIT_LABEL: "many"}, annotations={GPU_POLICY: "best", USE_MODEL: "T4"})) == GpuRequest()
 
 
 # --- one container over several GPUs
@@ -136,17 +136,17 @@ def test_a_pod_that_asks_for_nothing_may_have_anything_written_on_it() -> None:
 
 def test_memory_is_split_over_as_many_gpus_as_the_label_says() -> None:
     found = asked(pod(("c0", 6), labels={SPLIT_LABEL: "2"}))
-    assert found == Ask((memory(6, gpus=2),))
+    assert found == GpuRequest((memory(6, gpus=2),))
     assert [(container.name, amount) for container, amount in found.parts[0].members] == [("c0", 6)]
 
 
 @pytest.mark.parametrize("text", ["1", "01", "000000001"])
 def test_one_gpu_is_no_split(text: str) -> None:
-    assert asked(pod(("c0", 4), ("c1", 3), labels={SPLIT_LABEL: text})) == Ask((memory(4), memory(3)))
+    assert asked(pod(("c0", 4), ("c1", 3), labels={SPLIT_LABEL: text})) == GpuRequest((memory(4), memory(3)))
 
 
 def test_the_label_says_nothing_to_who_asks_for_no_memory() -> None:
-    assert asked(pod(("c0", 3), resource=COUNT, labels={SPLIT_LABEL: "2"})) == Ask((whole(3),))
+    assert asked(pod(("c0", 3), resource=COUNT, labels={SPLIT_LABEL: "2"})) == GpuRequest((whole(3),))
 
 
 @pytest.mark.parametrize("text", ["", "0", "-2", "+2", "2.0", " 2", "two", "²", "1000000000", "9" * 5000])
@@ -157,7 +157,7 @@ def test_a_split_that_is_no_number_is_impossible(text: str) -> None:
 
 
 def test_a_split_over_more_gpus_than_a_node_can_have_is_impossible() -> None:
-    assert asked(pod(("c0", 128), labels={SPLIT_LABEL: "128"})) == Ask((memory(128, gpus=128),))
+    assert asked(pod(("c0", 128), labels={SPLIT_LABEL: "128"})) == GpuRequest((memory(128, gpus=128),))
     for gpus in ("129", "999999999"):
         assert refused(pod(("c0", 1 << 20), labels={SPLIT_LABEL: gpus})) == (
             f"the pod label aliyun.com/gpu-count asks for {gpus} GPUs, and no node can have more than 128"
@@ -181,13 +181,13 @@ def test_a_split_that_is_not_even_is_impossible() -> None:
 
 
 def test_a_pod_of_very_many_parts_is_not_tried() -> None:
-    assert isinstance(ask(pod(*[(f"c{n}", 1) for n in range(16)]), RESOURCES), Ask)
+    assert isinstance(ask(pod(*[(f"c{n}", 1) for n in range(16)]), RESOURCES), GpuRequest)
     assert "more than 16 of its containers ask for GPUs" in refused(pod(*[(f"c{n}", 1) for n in range(17)]))
 
 
 def test_who_writes_bytes_is_told_that_shares_are_counted() -> None:
     """The API server gives us 10Gi as 10,737,418,240."""
-    assert isinstance(ask(pod(("c0", 1 << 20)), RESOURCES), Ask)
+    assert isinstance(ask(pod(("c0", 1 << 20)), RESOURCES), GpuRequest)
     for shares in ((1 << 20) + 1, 10 << 30):
         assert refused(pod(("c0", 1), ("c1", shares))) == (
             "gpu-mem counts shares of GPU memory (1 GiB each unless configured otherwise): write 10, not 10Gi"
@@ -195,7 +195,7 @@ def test_who_writes_bytes_is_told_that_shares_are_counted() -> None:
 
 
 def test_more_whole_gpus_than_a_node_can_have_are_impossible() -> None:
-    assert asked(pod(("c0", 128), resource=COUNT)) == Ask((whole(128),))
+    assert asked(pod(("c0", 128), resource=COUNT)) == GpuRequest((whole(128),))
     for gpus in (129, 2**63 - 1):
         assert refused(pod(("c0", gpus), resource=COUNT)) == (
             f"it asks for {gpus} whole GPUs, and no node can have more than 128"
@@ -207,7 +207,7 @@ def test_a_pod_of_very_many_containers_is_not_looked_at() -> None:
     sentence = (
         "more than 64 of its containers have a limit of aliyun.com/gpu-mem or aliyun.com/gpu-count; let fewer have one"
     )
-    assert isinstance(ask(pod(*[(f"i{n}", 1) for n in range(64)]), RESOURCES), Ask)
+    assert isinstance(ask(pod(*[(f"i{n}", 1) for n in range(64)]), RESOURCES), GpuRequest)
     assert refused(pod(*[(f"i{n}", 1) for n in range(65)])) == sentence
     assert refused(pod(*[(f"i{n}", 0) for n in range(65)])) == sentence
 
@@ -215,8 +215,8 @@ def test_a_pod_of_very_many_containers_is_not_looked_at() -> None:
 def test_of_several_pods_the_largest_is_the_one_with_most_whole_gpus_and_then_the_largest_part() -> None:
     sizes = [
         asked(pod(("c0", 2), resource=COUNT)).size,
-        Ask((memory(16, gpus=2), memory(3))).size,
-        Ask((whole(1), memory(4))).size,
-        Ask().size,
+        GpuRequest((memory(16, gpus=2), memory(3))).size,
+        GpuRequest((whole(1), memory(4))).size,
+        GpuRequest().size,
     ]
     assert sizes == [(2, 0), (0, 8), (1, 4), (0, 0)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
 from gpu_device_plugin.model.gpus import Closeness, Links
 from gpu_device_plugin.model.placing import POLICIES, Demand
@@ -16,7 +16,7 @@ from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate
 from gpu_device_plugin.scheduler.rules.fitting import Fit, fit
 from gpu_device_plugin.scheduler.rules.packing import Effort, TooLongError
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from gpu_device_plugin.scheduler.rules.scoring import MIDDLE, Scorer, connected
 from gpu_device_plugin.scheduler.rules.usage import Usage
 from tests.scores import score
@@ -30,8 +30,8 @@ def whole(gpus: int) -> Demand:
     return Demand(Kind.COUNT, gpus)
 
 
-def asking(*demands: Demand, **wishes: str) -> Ask:
-    return Ask(tuple(map(Part, demands)), GpuPreferences(**wishes))  # type: ignore[arg-type]  # policies are all that is wished
+def asking(*demands: Demand, **selector: str) -> GpuRequest:
+    return GpuRequest(tuple(map(Part, demands)), GpuSelector(**selector))  # type: ignore[arg-type]  # policies are all that is wished
 
 
 def node(
@@ -103,7 +103,7 @@ def test_spread_likes_what_remains_free(demand: Demand, there: Candidate, points
 
 
 def test_who_asks_for_nothing_is_suited_by_no_node_in_particular() -> None:
-    assert score(Ask(), node(8), "binpack", "binpack") == 0
+    assert score(GpuRequest(), node(8), "binpack", "binpack") == 0
 
 
 def test_containers_count_together() -> None:
@@ -122,7 +122,7 @@ def test_of_what_a_pod_could_spoil_each_pair_of_whole_gpus_is_one_part() -> None
 
 def test_a_gpu_that_the_pod_refuses_spares_none() -> None:
     """GPU 0 is in use, and yet the pod has to open GPU 1; how full the node gets is told by all of its GPUs."""
-    there, refusing = node(8, 8, used={0: 2}), Ask((Part(mem(4)),), GpuPreferences(avoid_uuids=("GPU-0",)))
+    there, refusing = node(8, 8, used={0: 2}), GpuRequest((Part(mem(4)),), GpuSelector(avoid_uuids=("GPU-0",)))
     assert score(refusing, there, "binpack", "binpack") == round(6 * 6 / 16)
 
 
@@ -180,7 +180,7 @@ policies = st.sampled_from(sorted(POLICIES))
 
 @given(asks, nodes, policies, policies)
 def test_a_score_is_within_bounds_and_nothing_where_the_pod_does_not_fit(
-    ask: Ask, there: Candidate, node_policy: str, gpu_policy: str
+    ask: GpuRequest, there: Candidate, node_policy: str, gpu_policy: str
 ) -> None:
     points = score(ask, there, node_policy, gpu_policy)
     assert 0 <= points <= 10
@@ -215,7 +215,7 @@ def test_a_node_on_which_kube_scheduler_allocates_is_in_the_middle(policy: str, 
     there = candidate("n", NodeGpus(gpus, 1024, claims=True, problem=BY_CLAIMS), ())
     assert score(asking(whole(1)), there, policy, "binpack") == MIDDLE == 5
     assert score(asking(mem(1)), there, policy, "binpack") == 0
-    assert score(Ask(), there, policy, "binpack") == 0
+    assert score(GpuRequest(), there, policy, "binpack") == 0
 
 
 def test_what_there_is_no_time_to_look_at_is_estimated() -> None:
@@ -228,7 +228,7 @@ def test_what_there_is_no_time_to_look_at_is_estimated() -> None:
     assert (scorer.score(linked), scorer.score(linked), scorer.estimate(linked)) == (8, 8, 4)
     with pytest.raises(TooLongError):
         scorer.score(node(8, 8, 8, 8))
-    picky = Scorer(Ask((Part(mem(4)),), GpuPreferences(avoid_uuids=("GPU-0",))), "binpack", "binpack", Effort(1))
+    picky = Scorer(GpuRequest((Part(mem(4)),), GpuSelector(avoid_uuids=("GPU-0",))), "binpack", "binpack", Effort(1))
     mixed = node(8, 8, used={0: 4})
     assert (picky.score(mixed), picky.estimate(mixed)) == (3, 7)
     with pytest.raises(TooLongError):

@@ -22,7 +22,7 @@ from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.placing import Placement
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.scheduler.rules.candidate import rooms_of
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, ask
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.scheduler.rules.usage import NOTHING, Usage, Usages, promise, usage_of
 from tests.resources import COUNT, MEM
 
@@ -324,7 +324,7 @@ def promised(
     )
     pod = Pod("u", "default", "a", containers=containers, labels={"aliyun.com/gpu-count": gpus})
     found = ask(pod, (MEM, COUNT))
-    assert isinstance(found, Ask)
+    assert isinstance(found, GpuRequest)
     placements = (Placement(part.demand, tuple(at.items())) for part, at in zip(found.parts, places, strict=True))
     return dict(promise(found, list(placements), GPUS, 7))
 

@@ -7,15 +7,15 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.capacity.rules.movable import Move, Resident
-from gpu_device_plugin.scheduler.rules.fitting import Unfit, after, fit
+from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedPod
+from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, after, fit
 from gpu_device_plugin.scheduler.rules.packing import Packer
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.pod_demand import Ask
+    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 _AT_ONCE = 32
 """Places that are tried in one step, each within a tenth of a millisecond."""
@@ -44,7 +44,7 @@ class Leaving:
                 if move.node != node.name:
                     continue
                 place = fit(move.pod.ask, left, _POLICY)
-                if isinstance(place, Unfit) or not (left.left is None or left.left.cover(move.pod.amounts)):
+                if isinstance(place, FilterFailure) or not (left.left is None or left.left.cover(move.pod.amounts)):
                     found.append(name)
                     break
                 left = after(left, place, move.pod.amounts)
@@ -75,11 +75,13 @@ class _Trial:
         self.destinations: dict[str, list[str]] = {}
         """By name of a node that others rely on, those."""
         self._fullest = sorted(nodes, key=lambda name: (sum(nodes[name].summary.frees), name))
-        self._worth_trying: dict[Ask, list[str]] = {}
+        self._worth_trying: dict[GpuRequest, list[str]] = {}
         """Where an equal pod may still fit: room only becomes less."""
         self._packer = cache(Packer)
 
-    def places(self, leaver: str, residents: Sequence[Resident]) -> Generator[None, None, tuple[Move, ...] | Resident]:
+    def places(
+        self, leaver: str, residents: Sequence[PlannedPod]
+    ) -> Generator[None, None, tuple[Move, ...] | PlannedPod]:
         """Return places for all pods of a node, taken, or the first pod that has none."""
         after_them: dict[str, Candidate] = {}
         found: list[Move] = []
@@ -94,7 +96,9 @@ class _Trial:
         del self.nodes[leaver]
         return tuple(found)
 
-    def place(self, leaver: str, pod: Resident, after_them: dict[str, Candidate]) -> Generator[None, None, Move | None]:
+    def place(
+        self, leaver: str, pod: PlannedPod, after_them: dict[str, Candidate]
+    ) -> Generator[None, None, Move | None]:
         """Return a place for one pod of a node, and note it in `after_them`; None: there is none."""
         names = self._worth_trying.setdefault(pod.ask, self._fullest)
         packer = self._packer(pod.ask.demands)
@@ -110,7 +114,7 @@ class _Trial:
                 continue
             # The numbers of a node rule most of them out, in a hundredth of the time.
             found = fit(pod.ask, node, _POLICY) if packer.all_fit_alone(node.summary) else None
-            if found is None or isinstance(found, Unfit):
+            if found is None or isinstance(found, FilterFailure):
                 if name not in after_them:
                     vain.add(name)
             elif (node.left is None or node.left.cover(pod.amounts)) and (pod.nodes is None or name in pod.nodes):
@@ -124,7 +128,7 @@ class _Trial:
 
 def refuges(
     nodes: Mapping[str, Candidate],
-    residents: Sequence[Resident],
+    residents: Sequence[PlannedPod],
 ) -> Generator[None, None, Sequence[Move]]:
     """Return places on `nodes` for pods that have to leave theirs, for as many as there is room; in small steps."""
     trial = _Trial(nodes)
@@ -138,7 +142,7 @@ def refuges(
 
 def leaving(
     nodes: Mapping[str, Candidate],
-    residents: Mapping[str, Sequence[Resident]],
+    residents: Mapping[str, Sequence[PlannedPod]],
     tied: Mapping[str, str] = _NONE,
 ) -> Generator[None, None, Leaving]:
     """Return which nodes may go, any number of them at once, in steps of some milliseconds.
@@ -162,7 +166,7 @@ def leaving(
             continue
         largest = sorted(residents.get(name, ()), key=lambda each: each.ask.size, reverse=True)
         found = yield from trial.places(name, largest)
-        if isinstance(found, Resident):
+        if isinstance(found, PlannedPod):
             stay[name] = f"no GPU of another node has room for its pod {found}"
         else:
             may_go[name] = found

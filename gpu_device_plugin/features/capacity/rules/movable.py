@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
 from gpu_device_plugin.report.rules.held_instances import asked_instances
 from gpu_device_plugin.scheduler.rules.node_constraints import NO_TERMS, Terms, obstacles
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Impossible, ask
-from gpu_device_plugin.scheduler.rules.usage import NOTHING, Occupant, Usage
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Impossible, ask
+from gpu_device_plugin.scheduler.rules.usage import NOTHING, GpuConsumer, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ _STANDARD = frozenset({"cpu", "memory", "ephemeral-storage", "pods"})
 """The resources that every node has."""
 
 
-class Stays(StrEnum):
+class UnmovableReason(StrEnum):
     """Why a pod is not moved, as a clause about the pod."""
 
     ENDING = "it is being deleted"
@@ -65,18 +65,18 @@ class Evictability:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Resident:
+class PlannedPod:
     """A pod that counts on a node. Compared by identity."""
 
-    pod: Occupant
-    ask: Ask = field(default_factory=Ask)
+    pod: GpuConsumer
+    ask: GpuRequest = field(default_factory=GpuRequest)
     """What its replacement asks for."""
     amounts: Amounts = NO_AMOUNTS
     nodes: frozenset[str] | None = None
     """The nodes that its own terms allow; None: all."""
     budget: str = ""
     """The PodDisruptionBudget that counts its eviction."""
-    stays: Stays | None = None
+    stays: UnmovableReason | None = None
     """None: it may be moved."""
 
     def __str__(self) -> str:
@@ -85,16 +85,16 @@ class Resident:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class PlannedNode:
     """A node, with everything that counts on its GPUs."""
 
     node: Candidate
     """With the room that its residents leave, and the CPU and memory that no pod requests."""
-    residents: tuple[Resident, ...] = ()
+    residents: tuple[PlannedPod, ...] = ()
     open: bool = True
     """Pods may be moved to it."""
 
-    def changed(self, gone: Resident | None = None, come: Resident | None = None) -> Site:
+    def changed(self, gone: PlannedPod | None = None, come: PlannedPod | None = None) -> PlannedNode:
         """Return the node without a resident, or with another one."""
         residents = tuple([each for each in self.residents if each is not gone]) + (() if come is None else (come,))
         node = self.node.occupied([each.pod.usage for each in residents])
@@ -110,14 +110,14 @@ class Site:
 class Fits:
     """The goal that a pod has room on one of the nodes that its own terms allow."""
 
-    ask: Ask
+    ask: GpuRequest
     amounts: Amounts = NO_AMOUNTS
     nodes: frozenset[str] | None = None
     """None: all."""
     priority: int | None = None
     """Pods of a higher one are not moved for it; None: any may be."""
 
-    def allows(self, site: Site) -> bool:
+    def allows(self, site: PlannedNode) -> bool:
         """Return whether the pod may go to a node, whatever GPUs are free there."""
         left = site.node.left
         return (
@@ -142,7 +142,7 @@ Goal: TypeAlias = Fits | NodesFree
 class Move:
     """The eviction of a pod once room is held for its replacement."""
 
-    pod: Resident
+    pod: PlannedPod
     """As it is before the move."""
     origin: str
     node: str
@@ -158,9 +158,11 @@ class Move:
         return dict(sorted(sums.items()))
 
     @property
-    def replacement(self) -> Resident:
+    def replacement(self) -> PlannedPod:
         """The pod as it is after the move; no plan moves it again."""
-        return replace(self.pod, pod=replace(self.pod.pod, usage=usage_at(self.placements)), stays=Stays.MOVED)
+        return replace(
+            self.pod, pod=replace(self.pod.pod, usage=usage_at(self.placements)), stays=UnmovableReason.MOVED
+        )
 
 
 def usage_at(placements: Iterable[Placement]) -> Usage:
@@ -175,7 +177,7 @@ def usage_at(placements: Iterable[Placement]) -> Usage:
     return Usage(tuple(sorted(shares.items())), tuple(sorted(whole)))
 
 
-def after(sites: Iterable[Site], moves: Sequence[Move]) -> tuple[Site, ...]:
+def after(sites: Iterable[PlannedNode], moves: Sequence[Move]) -> tuple[PlannedNode, ...]:
     """Return the nodes as they are once all moves are done, one after the other."""
     by_name = {site.node.name: site for site in sites}
     for move in moves:
@@ -202,13 +204,13 @@ class Residents:
             self._known[terms] = frozenset(met)
         return self._known[terms]
 
-    def of(self, pod: Pod, facts: Evictability, occupant: Occupant | None = None) -> Resident:
+    def of(self, pod: Pod, facts: Evictability, occupant: GpuConsumer | None = None) -> PlannedPod:
         """Return a pod that counts on its node as `occupant`; None: it waits."""
-        counts = Occupant(pod.uid, NOTHING, pod.priority, pod.deleting, pod.requests, pod.namespace, pod.name)
+        counts = GpuConsumer(pod.uid, NOTHING, pod.priority, pod.deleting, pod.requests, pod.namespace, pod.name)
         asked = ask(pod, self._resources)
         if isinstance(asked, Impossible):
-            return Resident(occupant or counts, stays=Stays.RESOURCES)
-        return Resident(
+            return PlannedPod(occupant or counts, stays=UnmovableReason.RESOURCES)
+        return PlannedPod(
             occupant or counts,
             asked,
             pod.amounts,
@@ -225,7 +227,7 @@ def other_resources(pod: Pod, ours: frozenset[str]) -> frozenset[str]:
 
 def why_it_stays(
     pod: Pod, usage: Usage, facts: Evictability, budgets: Mapping[str, int], ours: frozenset[str]
-) -> Stays | None:
+) -> UnmovableReason | None:
     """Return why a pod is not moved; None: it may be.
 
     `budgets` are the disruptions that each PodDisruptionBudget still allows, `ours` the names of our resources. Local
@@ -233,17 +235,17 @@ def why_it_stays(
     """
     others = other_resources(pod, ours)
     reasons = (
-        (pod.deleting or pod.ended, Stays.ENDING),
-        (pod.owner is None, Stays.NO_CONTROLLER),
-        (pod.owner is not None and pod.owner.kind == "Node", Stays.STATIC),
-        (pod.owner is not None and pod.owner.kind == "DaemonSet", Stays.DAEMON_SET),
-        (facts.safe_to_evict is False, Stays.FORBIDDEN),
-        (facts.local_storage and not facts.safe_to_evict, Stays.STORAGE),
-        (facts.claims_volumes and not facts.safe_to_evict, Stays.VOLUME),
-        (facts.neighbours or pod.requests is None, Stays.NEIGHBOURS),
-        (others or asked_instances(pod), Stays.RESOURCES),
-        (usage.unplaced or usage == NOTHING, Stays.UNPLACED),
-        (len(facts.budgets) > 1, Stays.BUDGETS),
-        (any(budgets.get(name, 0) < 1 for name in facts.budgets), Stays.BUDGET),
+        (pod.deleting or pod.ended, UnmovableReason.ENDING),
+        (pod.owner is None, UnmovableReason.NO_CONTROLLER),
+        (pod.owner is not None and pod.owner.kind == "Node", UnmovableReason.STATIC),
+        (pod.owner is not None and pod.owner.kind == "DaemonSet", UnmovableReason.DAEMON_SET),
+        (facts.safe_to_evict is False, UnmovableReason.FORBIDDEN),
+        (facts.local_storage and not facts.safe_to_evict, UnmovableReason.STORAGE),
+        (facts.claims_volumes and not facts.safe_to_evict, UnmovableReason.VOLUME),
+        (facts.neighbours or pod.requests is None, UnmovableReason.NEIGHBOURS),
+        (others or asked_instances(pod), UnmovableReason.RESOURCES),
+        (usage.unplaced or usage == NOTHING, UnmovableReason.UNPLACED),
+        (len(facts.budgets) > 1, UnmovableReason.BUDGETS),
+        (any(budgets.get(name, 0) < 1 for name in facts.budgets), UnmovableReason.BUDGET),
     )
     return next((why for applies, why in reasons if applies), None)

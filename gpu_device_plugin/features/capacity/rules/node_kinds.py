@@ -17,7 +17,7 @@ from gpu_device_plugin.model.contract.nodelabels import label_value
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate
-from gpu_device_plugin.scheduler.rules.fitting import Unfit, after, fit, unfit
+from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, after, fit, unfit
 from gpu_device_plugin.scheduler.rules.node_constraints import obstacles
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.model.pods import Taint
     from gpu_device_plugin.scheduler.rules.node_constraints import Terms
-    from gpu_device_plugin.scheduler.rules.pod_demand import Ask
+    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
     Steps = Generator[None, None, "tuple[Candidate, Counter[Needs]]"]
 
@@ -40,7 +40,7 @@ _STARTING = ("node.kubernetes.io/", "startup-taint.cluster-autoscaler.kubernetes
 class Needs:
     """What a waiting pod needs of a node; a scheduler may treat pods with equal needs alike."""
 
-    ask: Ask
+    ask: GpuRequest
     terms: Terms
     amounts: Amounts = NO_AMOUNTS
     others: frozenset[str] = frozenset()
@@ -192,7 +192,7 @@ def _filled(node: Candidate, pods: Iterable[Needs], left: Mapping[Needs, int]) -
             if node.left is not None and not node.left.cover(needs.amounts):
                 break
             found = fit(needs.ask, node, _POLICY)
-            if isinstance(found, Unfit):
+            if isinstance(found, FilterFailure):
                 break
             node = after(node, found, needs.amounts)
             taken[needs] += 1

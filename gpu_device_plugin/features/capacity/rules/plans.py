@@ -14,18 +14,18 @@ from heapq import nlargest
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.capacity.rules.movable import Fits, Move, Stays, after, usage_at
+from gpu_device_plugin.features.capacity.rules.movable import Fits, Move, UnmovableReason, after, usage_at
 from gpu_device_plugin.features.preemption.rules import VictimSearch
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Kind
-from gpu_device_plugin.scheduler.rules.fitting import Fit, Unfit, fit, unfit
+from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, Fit, fit, unfit
 from gpu_device_plugin.scheduler.rules.packing import Effort, Packer, TooLongError, finished
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 
-    from gpu_device_plugin.features.capacity.rules.movable import Goal, Resident, Site
+    from gpu_device_plugin.features.capacity.rules.movable import Goal, PlannedNode, PlannedPod
     from gpu_device_plugin.model.placing import Placement
-    from gpu_device_plugin.scheduler.rules.usage import Occupant
+    from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
     Steps = Generator[None, None, None]
     Cost = tuple[int, int, int]
@@ -64,7 +64,7 @@ class Plan:
 
 
 def planning(
-    sites: Iterable[Site], goal: Goal, budgets: Mapping[str, int] = NO_BUDGETS, most_steps: int = MOST_STEPS
+    sites: Iterable[PlannedNode], goal: Goal, budgets: Mapping[str, int] = NO_BUDGETS, most_steps: int = MOST_STEPS
 ) -> Generator[None, None, Plan]:
     """Search for a plan, and yield every millisecond or two.
 
@@ -78,8 +78,8 @@ def planning(
 
 
 def plan_each(
-    sites: Iterable[Site], waiting: Iterable[Resident], budgets: Mapping[str, int]
-) -> Iterator[tuple[Resident, Plan, tuple[Site, ...]]]:
+    sites: Iterable[PlannedNode], waiting: Iterable[PlannedPod], budgets: Mapping[str, int]
+) -> Iterator[tuple[PlannedPod, Plan, tuple[PlannedNode, ...]]]:
     """Yield for each waiting pod its plan, and the nodes once the plan is carried out and the pod is there.
 
     The most important pods come first. Each plan begins with the nodes as the one before leaves them.
@@ -97,14 +97,14 @@ def plan_each(
         yield pod, found, now
 
 
-def settled(sites: Iterable[Site], pod: Resident) -> tuple[Site, ...]:
+def settled(sites: Iterable[PlannedNode], pod: PlannedPod) -> tuple[PlannedNode, ...]:
     """Return the nodes with a waiting pod on the first one where it has room; as they are: it has room nowhere."""
     goal, done = Fits(pod.ask, pod.amounts, pod.nodes), list(sites)
     for index, site in enumerate(done):
         found = fit(pod.ask, site.node, _POLICY) if goal.allows(site) else None
         if isinstance(found, Fit):
             placed = replace(pod.pod, usage=usage_at(found.placements))
-            done[index] = site.changed(come=replace(pod, pod=placed, stays=Stays.PLANNED))
+            done[index] = site.changed(come=replace(pod, pod=placed, stays=UnmovableReason.PLANNED))
             break
     return tuple(done)
 
@@ -117,16 +117,16 @@ class Drain:
     """The moves that take pods off GPUs of a node."""
 
     moves: tuple[Move, ...] = ()
-    stuck: tuple[Resident, ...] = ()
+    stuck: tuple[PlannedPod, ...] = ()
     """Pods that may be moved, but have no room elsewhere."""
-    then: tuple[Site, ...] = ()
+    then: tuple[PlannedNode, ...] = ()
     """The nodes once the moves are made."""
 
 
-def drain(sites: Iterable[Site], node: str, positions: Collection[int], budgets: Mapping[str, int]) -> Drain:
+def drain(sites: Iterable[PlannedNode], node: str, positions: Collection[int], budgets: Mapping[str, int]) -> Drain:
     """Return the moves that take all pods off GPUs of a node, which are put aside, or as many of them as possible.
 
-    Pods that no plan moves stay, see `Resident.stays`.
+    Pods that no plan moves stay, see `PlannedPod.stays`.
     """
     now = tuple(sites)
     there = [each for site in now if site.node.name == node for each in on_gpus(site, positions) if each.stays is None]
@@ -135,7 +135,7 @@ def drain(sites: Iterable[Site], node: str, positions: Collection[int], budgets:
     return Drain(moves, stuck, after(now, moves))
 
 
-def on_gpus(site: Site, positions: Collection[int]) -> list[Resident]:
+def on_gpus(site: PlannedNode, positions: Collection[int]) -> list[PlannedPod]:
     """Return what counts on GPUs of a node."""
     wanted = frozenset(positions)
     return [each for each in site.residents if wanted & {*dict(each.pod.usage.shares), *each.pod.usage.whole}]
@@ -148,7 +148,7 @@ def on_gpus(site: Site, positions: Collection[int]) -> list[Resident]:
 class _State:
     """The cluster after some moves."""
 
-    changed: Mapping[str, Site] = field(default_factory=dict)
+    changed: Mapping[str, PlannedNode] = field(default_factory=dict)
     """The nodes that are not as they were, by name."""
     moves: tuple[Move, ...] = ()
     shares: int = 0
@@ -161,7 +161,7 @@ class _State:
 
 class _Search:
     def __init__(
-        self, sites: Iterable[Site], budgets: Mapping[str, int], most_steps: int, highest: int | None = None
+        self, sites: Iterable[PlannedNode], budgets: Mapping[str, int], most_steps: int, highest: int | None = None
     ) -> None:
         self._sites = {site.node.name: site for site in sorted(sites, key=lambda site: site.node.name)}
         self._highest = highest
@@ -179,10 +179,10 @@ class _Search:
             yield from self._anywhere(goal) if isinstance(goal, Fits) else self._free_nodes(goal.number)
         return Plan(None if self._best is None else self._best.moves)
 
-    def moved_away(self, node: str, pods: Iterable[Resident]) -> tuple[tuple[Move, ...], tuple[Resident, ...]]:
+    def moved_away(self, node: str, pods: Iterable[PlannedPod]) -> tuple[tuple[Move, ...], tuple[PlannedPod, ...]]:
         """Return the moves of pods off their GPUs of a node, and the pods without room. Each may take all steps."""
         state = _State()
-        stuck: list[Resident] = []
+        stuck: list[PlannedPod] = []
         for resident in pods:
             if resident not in self._at(state, node).residents:
                 continue  # it has moved to make room for another one
@@ -247,12 +247,12 @@ class _Search:
             found += [] if leaving is None else [(max(1, len(leaving[0])), site.node.name)]
         return sorted(found)
 
-    def _has_room(self, site: Site, want: Fits) -> bool:
+    def _has_room(self, site: PlannedNode, want: Fits) -> bool:
         return want.allows(site) and unfit(want.ask, site.node, self._packer(want.ask.demands)) is None
 
     def _leaving(
-        self, site: Site, want: Fits, stuck: Collection[str] = ()
-    ) -> tuple[frozenset[Occupant], Collection[int]] | None:
+        self, site: PlannedNode, want: Fits, stuck: Collection[str] = ()
+    ) -> tuple[frozenset[GpuConsumer], Collection[int]] | None:
         """Return the pods that may make room on GPUs of a node, without those that are `stuck`, with these GPUs."""
         if not replace(want, amounts=NO_AMOUNTS).allows(site):
             return None
@@ -262,7 +262,7 @@ class _Search:
         movable = {each.pod for each in site.residents if self._may_go(each) and each.pod.uid not in stuck}
         sizes = {each.pod: each.pod.usage.size(site.node.gpus.sizes) for each in site.residents}
 
-        def cost(pods: Collection[Occupant]) -> tuple[object, ...]:
+        def cost(pods: Collection[GpuConsumer]) -> tuple[object, ...]:
             most = max((pod.priority for pod in pods), default=0)
             return len(pods), most, sum(map(sizes.__getitem__, pods)), sorted(pod.uid for pod in pods)
 
@@ -300,7 +300,7 @@ class _Search:
         return None
 
     def _relocated(
-        self, state: _State, resident: Resident, origin: str, deeper: int, closed: Closed
+        self, state: _State, resident: PlannedPod, origin: str, deeper: int, closed: Closed
     ) -> Generator[None, None, _State | None]:
         """Move a pod to other GPUs, making room there if need be; None: no way was found."""
         if not self._may_go(resident) or not self._affordable(state, resident):
@@ -316,17 +316,17 @@ class _Search:
                 return self._moved(made, resident, origin, way)
         return None
 
-    def _may_go(self, resident: Resident) -> bool:
+    def _may_go(self, resident: PlannedPod) -> bool:
         pod = resident.pod
         too_important = self._highest is not None and pod.priority > self._highest
         return resident.stays is None and not pod.usage.unplaced and not too_important
 
-    def _affordable(self, state: _State, resident: Resident) -> bool:
+    def _affordable(self, state: _State, resident: PlannedPod) -> bool:
         """Return whether the PodDisruptionBudget of a pod allows one more eviction."""
         spent = sum(move.pod.budget == resident.budget for move in state.moves)
         return not resident.budget or spent < self._budgets.get(resident.budget, 0)
 
-    def _moved(self, state: _State, resident: Resident, origin: str, way: Way) -> _State:
+    def _moved(self, state: _State, resident: PlannedPod, origin: str, way: Way) -> _State:
         _, name, placements = way
         source = self._at(state, origin)
         move = Move(resident, origin, name, placements)
@@ -352,13 +352,13 @@ class _Search:
         ways.append(next((way for way in self._known[want] if way[1] not in anew), None))
         return min((way for way in ways if way is not None), key=lambda way: way[:2], default=None)
 
-    def _way(self, site: Site, want: Fits, closed: Collection[int]) -> Way | None:
+    def _way(self, site: PlannedNode, want: Fits, closed: Collection[int]) -> Way | None:
         """Return the best place for a pod on a node."""
         node = site.node
         if closed:
             node = node.restricted({at: size for at, size in node.gpus.sizes.items() if at not in closed})
         found = fit(want.ask, node, _POLICY) if want.allows(site) else None
-        if found is None or isinstance(found, Unfit) or not found.placements:
+        if found is None or isinstance(found, FilterFailure) or not found.placements:
             return None
         rooms = {room.position: room for room in node.rooms}
         begun = beside = 0
@@ -368,7 +368,7 @@ class _Search:
                 beside += rooms[position].free - shares
         return (begun, beside), node.name, found.placements
 
-    def _at(self, state: _State, name: str) -> Site:
+    def _at(self, state: _State, name: str) -> PlannedNode:
         return state.changed.get(name) or self._sites[name]
 
     def _took(self, steps: int) -> Steps:

@@ -7,14 +7,14 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from gpu_device_plugin.features.learning.rules.marginal_value import NEVER, Left
+from gpu_device_plugin.features.learning.rules.marginal_value import NEVER, FreeCapacity
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.placing import Demand, Room
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, summary
 from gpu_device_plugin.scheduler.rules.fitting import Fit, fit, unfit
 from gpu_device_plugin.scheduler.rules.packing import Effort
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from gpu_device_plugin.scheduler.rules.scoring import Scorer
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Seen = TypeVar("Seen")
 class Policy(Protocol[Seen]):
     """Chooses nodes for pods, and their GPUs. The policy `fit` is an `Appraiser` by tables that were learned."""
 
-    def appraise(self, node_type: NodeType, left: Left, /) -> Seen:
+    def appraise(self, node_type: NodeType, left: FreeCapacity, /) -> Seen:
         """Return a node as the other functions want it."""
 
     def gain(self, kind: PodKind, room: Seen, /) -> float:
@@ -46,9 +46,9 @@ class ByFullness:
         self._policy = policy
         self._effort = Effort(sys.maxsize)
         self._listed: dict[NodeType, NodeGpus] = {}
-        self._scorers: dict[PodKind, tuple[Ask, Scorer]] = {}
+        self._scorers: dict[PodKind, tuple[GpuRequest, Scorer]] = {}
 
-    def appraise(self, shape: NodeType, left: Left) -> tuple[Candidate, Left]:
+    def appraise(self, shape: NodeType, left: FreeCapacity) -> tuple[Candidate, FreeCapacity]:
         """Return a node as the extender knows it."""
         gpus = self._listed.get(shape) or self._listed.setdefault(shape, _listed(shape))
         rooms = tuple(
@@ -64,7 +64,7 @@ class ByFullness:
         )
         return Candidate("", gpus, rooms, summary(rooms)), left
 
-    def gain(self, kind: PodKind, node: tuple[Candidate, Left]) -> float:
+    def gain(self, kind: PodKind, node: tuple[Candidate, FreeCapacity]) -> float:
         """Return the extender's score."""
         known = self._scorers.get(kind)
         if known is None:
@@ -76,7 +76,7 @@ class ByFullness:
             return NEVER
         return scorer.score(candidate)
 
-    def gpus(self, kind: PodKind, node: tuple[Candidate, Left]) -> Sequence[int]:
+    def gpus(self, kind: PodKind, node: tuple[Candidate, FreeCapacity]) -> Sequence[int]:
         """Return the extender's choice."""
         found = fit(asked(kind), node[0], self._policy)
         placements = found.placements if isinstance(found, Fit) else ()
@@ -96,12 +96,12 @@ def _listed(node_type: NodeType) -> NodeGpus:
     return NodeGpus(tuple(listed), share_mib=1024)
 
 
-def asked(kind: PodKind) -> Ask:
+def asked(kind: PodKind) -> GpuRequest:
     """Return the demand of a kind of pod as the extender knows it."""
     if not kind.gpus:
-        return Ask()
+        return GpuRequest()
     demand = Demand(Kind.MEMORY, kind.shares * kind.gpus, kind.gpus) if kind.shares else Demand(Kind.COUNT, kind.gpus)
-    return Ask((Part(demand),), kind.wishes)
+    return GpuRequest((Part(demand),), kind.selector)
 
 
 # --- Nodes, and the pods that come to them ----------------------------------------------------------------------------
@@ -113,13 +113,13 @@ class Start:
 
     name: str
     shape: NodeType
-    left: Left
+    left: FreeCapacity
     """The room beside the pods that run there and stay."""
 
     @classmethod
     def empty(cls, name: str, shape: NodeType) -> Start:
         """Return a node on which nothing runs."""
-        return cls(name, shape, Left(shape.sizes, shape.cpu_milli, shape.memory_mib))
+        return cls(name, shape, FreeCapacity(shape.sizes, shape.cpu_milli, shape.memory_mib))
 
 
 class Placer:
@@ -159,7 +159,7 @@ class Placer:
         frees = list(left.frees)
         for at in gpus:
             frees[at] = frees[at] + pod.shares if pod.shares else sizes[at]
-        self.put(row, Left(tuple(frees), left.cpu_milli + pod.cpu_milli, left.memory_mib + pod.memory_mib))
+        self.put(row, FreeCapacity(tuple(frees), left.cpu_milli + pod.cpu_milli, left.memory_mib + pod.memory_mib))
 
     def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
         """Place a pod; return its row and its GPUs by position, None where it fits on no node."""
@@ -174,7 +174,7 @@ class Placer:
         self.put(row, self.lefts[row].after(pod, gpus))
         return row, gpus
 
-    def put(self, row: int, left: Left) -> None:
+    def put(self, row: int, left: FreeCapacity) -> None:
         """Take note of what a row has left."""
         self.lefts[row] = left
         self._seen[row] = self._policy.appraise(self.shapes[row], left)

@@ -29,7 +29,7 @@ _MOST_TRIALS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
+class LearningResult:
     """What was learned, and whether it is of use."""
 
     pods: int
@@ -55,7 +55,7 @@ class Study:
         return None if self.trial.failed or self.few_run else self.tables
 
 
-def studying(mix: WorkloadMix, nodes: Mapping[NodeType, int]) -> Generator[None, None, Study]:
+def studying(mix: WorkloadMix, nodes: Mapping[NodeType, int]) -> Generator[None, None, LearningResult]:
     """Learn, and try what was learned, in steps of a millisecond or two.
 
     A namespace has at most the part of the demand that it has of what is in use; both by the resource of which a pod
@@ -83,7 +83,7 @@ def _once(
     demand: Mapping[str, float],
     distrusted: tuple[str, ...],
     nodes: Mapping[NodeType, int],
-) -> Generator[None, None, tuple[Study, tuple[str, ...]]]:
+) -> Generator[None, None, tuple[LearningResult, tuple[str, ...]]]:
     """Return a study, and the namespaces by whose pods the others lose."""
     scales = scales_of(demand, mix.held, distrusted)
     scaled = {
@@ -102,7 +102,7 @@ def _once(
         trial = yield from trying(tables, others, nodes)
         worst = min(worst, trial, key=lambda each: each.fit - each.binpack)
         spoilers += [namespace] * trial.failed
-    return Study(mix.arrivals, parts, tables, worst, distrusted), tuple(sorted(spoilers))
+    return LearningResult(mix.arrivals, parts, tables, worst, distrusted), tuple(sorted(spoilers))
 
 
 def _suspects(demand: Mapping[str, float]) -> list[str]:

@@ -29,7 +29,7 @@ NEVER = -inf
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class FreeCapacity:
     """The room that a node has left."""
 
     frees: tuple[int, ...]
@@ -42,12 +42,12 @@ class Left:
         """Free shares of all GPUs."""
         return sum([free for free in self.frees if free > 0])
 
-    def after(self, kind: PodKind, gpus: Iterable[int]) -> Left:
+    def after(self, kind: PodKind, gpus: Iterable[int]) -> FreeCapacity:
         """Return the room that is left once a pod has these GPUs."""
         frees = list(self.frees)
         for at in gpus:
             frees[at] -= kind.shares or frees[at]
-        return Left(tuple(frees), self.cpu_milli - kind.cpu_milli, self.memory_mib - kind.memory_mib)
+        return FreeCapacity(tuple(frees), self.cpu_milli - kind.cpu_milli, self.memory_mib - kind.memory_mib)
 
 
 class Group(NamedTuple):
@@ -69,7 +69,7 @@ class Group(NamedTuple):
 class Appraisal:
     """The room of a node, in the numbers that show what a pod costs of it."""
 
-    left: Left
+    left: FreeCapacity
     groups: tuple[Group, ...]
     """The GPUs that have free shares."""
     group_at: tuple[int, ...]
@@ -118,7 +118,7 @@ class Appraiser:
         self._served_by_cpu = [1 / (each * per_cpu) for each in reversed(SCARCITY)] if per_cpu else []
         self._served_by_memory = [1 / (each * per_memory) for each in reversed(SCARCITY)] if per_memory else []
 
-    def appraise(self, node_type: NodeType, left: Left) -> Appraisal | None:
+    def appraise(self, node_type: NodeType, left: FreeCapacity) -> Appraisal | None:
         """Return a node's room appraised; None where the tables do not know its shape."""
         tables = self.tables
         if node_type not in tables.wanted:
@@ -195,7 +195,7 @@ class Appraiser:
         # Of equals instances come first, those of the fullest GPU before others, as `model.placing.preference` says.
         frees: Counter[int | None] = Counter()
         for card, free, group in zip(room.cards, room.left.frees, room.group_at, strict=True):
-            if card is not None and group >= 0 and kind.wishes.allow_model(room.groups[group].gpu.model):
+            if card is not None and group >= 0 and kind.selector.allow_model(room.groups[group].gpu.model):
                 frees[card] += free
         places = enumerate(zip(room.group_at, room.cards, strict=True))
         fitting = [(-preferred[at], card is None, frees[card], gpu) for gpu, (at, card) in places if at in preferred]
@@ -228,10 +228,10 @@ class Appraiser:
     def _options(self, kind: PodKind, room: Appraisal, level: int) -> list[tuple[float, float, int]]:
         """Return what a node gains if a pod takes shares of one GPU, what the GPU alone does, and the GPU's group."""
         opened = _opened(room.together[level], room.unused)
-        shares, choosy, only_gpus = kind.shares, kind.wishes.choosy, kind.gpus > 1
+        shares, choosy, only_gpus = kind.shares, kind.selector.choosy, kind.gpus > 1
         options = []
         for at, (gpu, free, now, cells_of, unused, _, packed) in enumerate(room.groups):
-            if free < shares or (only_gpus and gpu.instance) or (choosy and not kind.wishes.allow_model(gpu.model)):
+            if free < shares or (only_gpus and gpu.instance) or (choosy and not kind.selector.allow_model(gpu.model)):
                 continue
             values = packed[level]
             change = values[(free - shares) * cells_of // gpu.size] - values[now]
@@ -256,8 +256,8 @@ def _packed(groups: Iterable[Group], level: int) -> float:
 
 def _whole(kind: PodKind, room: Appraisal) -> list[int]:
     """Return the GPUs that a pod would get whole, by position; fewer than it asks for where no more are unused."""
-    if kind.wishes.choosy:
-        allow = kind.wishes.allow_model
+    if kind.selector.choosy:
+        allow = kind.selector.allow_model
         return [at for at in room.unused_at if allow(room.groups[room.group_at[at]].gpu.model)][: kind.gpus]
     return list(room.unused_at[: kind.gpus])
 
@@ -296,11 +296,11 @@ def shape_of(node: Candidate) -> NodeType:
     )
 
 
-def left_on(node: Candidate) -> Left:
+def free_capacity(node: Candidate) -> FreeCapacity:
     """Return the room of a node. A GPU in whole use has no free share, and one out of service is closed."""
     left = node.left or UNKNOWN
     rooms = () if node.gpus.claims else node.rooms
-    return Left(tuple([_free(room) for room in rooms]), left.cpu_milli, left.memory_mib)
+    return FreeCapacity(tuple([_free(room) for room in rooms]), left.cpu_milli, left.memory_mib)
 
 
 def _free(room: Room) -> int:
@@ -314,7 +314,7 @@ def ranks_on(appraiser: Appraiser, node: Candidate, amounts: Amounts) -> Ranks |
 
     A GPU ranks by the worth that the node loses with it, so that the least loss comes first.
     """
-    node_type, left = shape_of(node), left_on(node)
+    node_type, left = shape_of(node), free_capacity(node)
     if node_type not in appraiser.tables.wanted:
         return None
     cpu = left.cpu_milli - amounts.cpu_milli

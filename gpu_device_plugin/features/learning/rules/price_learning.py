@@ -181,7 +181,7 @@ class Dominance:
 
 def _matched(mix: Iterable[PodKind], models: Collection[str]) -> Generator[None, None, None]:
     """Compare the wishes with all models, once for each different wish: later it is known which ones they allow."""
-    for preferences in {id(kind.wishes): kind.wishes for kind in mix if kind.wishes.choosy}.values():
+    for preferences in {id(kind.selector): kind.selector for kind in mix if kind.selector.choosy}.values():
         for at, model in enumerate(models):
             preferences.allow_model(model)
             if at % _MODELS == _MODELS - 1:
@@ -243,7 +243,7 @@ def _packed(
         more: list[list[tuple[PodKind, int, int, float]]] = [[] for _ in levels]
         for each in served[own]:
             kind, taken, level, _ = each
-            if level < len(levels) and taken in fits and kind.wishes.allow_model(model):
+            if level < len(levels) and taken in fits and kind.selector.allow_model(model):
                 more[level].append(each)
         yield
         tables = []

@@ -9,14 +9,14 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
+from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuSelector
 from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.model.resources import Amounts
-    from gpu_device_plugin.scheduler.rules.pod_demand import Ask
+    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 HALF_LIFE_S = 6 * 3600.0
 """After this many seconds a pod counts half as much as one that comes now, if enough others came meanwhile."""
@@ -44,7 +44,7 @@ class PodKind:
     gpus: int = 0
     cpu_milli: int = 0
     memory_mib: int = 0
-    wishes: GpuPreferences = NO_PREFERENCES
+    selector: GpuSelector = NO_PREFERENCES
     """Its wishes for models; it has no others."""
 
 
@@ -105,7 +105,7 @@ class NodeType:
         """Return `hosts`, given how many GPUs of each kind the node has: of a thousand pods one after the other."""
         if kind.cpu_milli > self.cpu_milli or kind.memory_mib > self.memory_mib:
             return False
-        allow = kind.wishes.allow_model
+        allow = kind.selector.allow_model
         return sum(there for gpu, there in gpus.items() if gpu.serves(kind) and allow(gpu.model)) >= kind.gpus
 
 
@@ -126,7 +126,7 @@ class WorkloadMix:
 
     _weights: dict[str, dict[PodKind, float]] = field(default_factory=dict)
     _kinds: int = 0
-    _wishes: dict[GpuPreferences, GpuPreferences] = field(default_factory=dict)
+    _wishes: dict[GpuSelector, GpuSelector] = field(default_factory=dict)
     """Those of the kinds, each once: it remembers the models that it was compared with."""
     _doublings: float = 0.0
     """Instead of all weights decaying, that of a new pod grows: 2 to the power of this."""
@@ -156,8 +156,8 @@ class WorkloadMix:
         there = self._weights.setdefault(namespace, {})
         before = len(there)
         for kind in kinds:
-            known = self._wishes.setdefault(kind.wishes, kind.wishes)
-            counted = kind if known is kind.wishes else replace(kind, wishes=known)
+            known = self._wishes.setdefault(kind.selector, kind.selector)
+            counted = kind if known is kind.selector else replace(kind, selector=known)
             there[counted] = there.get(counted, 0.0) + 2**self._doublings / len(kinds)
         self._kinds += len(there) - before
         self.arrivals += 1
@@ -180,13 +180,13 @@ class WorkloadMix:
         self._weights, self._kinds, self._wishes = {}, 0, {}
         of_small: tuple[int, int] = 0, 0
         for _, weight, namespace, kind in ranked:
-            known, small = kind.wishes in self._wishes, bool(large) and namespace not in large
+            known, small = kind.selector in self._wishes, bool(large) and namespace not in large
             room = self._kinds < MOST_KINDS and (known or len(self._wishes) < MOST_WISHES)
             if small:
                 of_small = of_small[0] + 1, of_small[1] + (not known)
                 room = room and of_small[0] <= MOST_KINDS // 4 and (known or of_small[1] <= MOST_WISHES // 4)
             if room:
-                self._wishes[kind.wishes] = kind.wishes
+                self._wishes[kind.selector] = kind.selector
                 self._weights.setdefault(namespace, {})[kind] = -weight
                 self._kinds += 1
 
@@ -215,9 +215,9 @@ def joined(mixes: Iterable[Mapping[PodKind, float]]) -> dict[PodKind, float]:
     return {kind: weight / total for kind, weight in found.items()} if total else {}
 
 
-def kinds_of(ask: Ask, cpu_milli: int, memory_mib: int) -> tuple[PodKind, ...]:
+def kinds_of(ask: GpuRequest, cpu_milli: int, memory_mib: int) -> tuple[PodKind, ...]:
     """Return a pod as kinds: one for each part that is placed by itself, the first with all CPU and memory."""
-    preferences = ask.wishes.of_models
+    preferences = ask.selector.of_models
     kinds: list[PodKind] = []
     for part in ask.parts:
         demand = part.demand
@@ -234,7 +234,7 @@ def kinds_of(ask: Ask, cpu_milli: int, memory_mib: int) -> tuple[PodKind, ...]:
     return tuple(kinds) or (PodKind(cpu_milli=cpu_milli, memory_mib=memory_mib),)
 
 
-def largest_kind(ask: Ask, amounts: Amounts) -> PodKind:
+def largest_kind(ask: GpuRequest, amounts: Amounts) -> PodKind:
     """Return the largest of a pod's parts as a kind, with all CPU and memory that the pod requests."""
     kinds = kinds_of(ask, amounts.cpu_milli, amounts.memory_mib)
     largest = max(kinds, key=lambda kind: (kind.gpus > 0 and not kind.shares, kind.gpus * kind.shares, kind.gpus))

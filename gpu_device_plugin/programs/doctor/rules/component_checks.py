@@ -16,7 +16,7 @@ from gpu_device_plugin.report.rules.printing import MOST_NAMED
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms, Lease, PartSeen, PodSeen
+    from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms, ComponentStatus, Lease, PodSeen
     from gpu_device_plugin.report.rules.finding import Finding
 
 _IMAGE = (
@@ -52,7 +52,9 @@ _STUCK: Mapping[str, str] = {
 """The remedy by Kubernetes' reason why a container does not run; `_LOOK` for any other reason."""
 
 
-def _unready(severity: Callable[..., Finding], part: PartSeen, remedy: str, *, is_agent: bool = False) -> Finding:
+def _unready(
+    severity: Callable[..., Finding], part: ComponentStatus, remedy: str, *, is_agent: bool = False
+) -> Finding:
     """Return a finding about a part that is not ready, with `remedy` where all of its containers run."""
     namespace, _, pod = part.name.partition("/")
     container = part.container if part.reason else ""
@@ -339,10 +341,10 @@ def pending(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 def variables(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check that no pod sets the variable by which containers see GPUs."""
-    if cluster.meddling:
+    if cluster.pods_overriding_visible_devices:
         text = "{pods} set NVIDIA_VISIBLE_DEVICES themselves, and may see GPUs of others"
         advice = "remove it from their env; deploy/policies.yaml refuses it in pods that ask for GPUs"
-        yield warning("variable-set-by-pod", text, advice, pods=cluster.meddling)
+        yield warning("variable-set-by-pod", text, advice, pods=cluster.pods_overriding_visible_devices)
     else:
         yield ok("variables", "no pod on a sharing node sets NVIDIA_VISIBLE_DEVICES itself")
 

@@ -58,7 +58,7 @@ def node_seen(node: NodeRecord, now_s: float, **changes: Any) -> NodeSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartSeen:
+class ComponentStatus:
     """An agent's or an extender's pod, of this project or of the original gpushare."""
 
     name: str
@@ -126,22 +126,22 @@ class ClusterSymptoms:
     count_resource: str
     version: str | Unknown = ""
     nodes: tuple[NodeSeen, ...] = ()
-    agents: tuple[PartSeen, ...] = ()
-    extenders: tuple[PartSeen, ...] = ()
+    agents: tuple[ComponentStatus, ...] = ()
+    extenders: tuple[ComponentStatus, ...] = ()
     own_scheduler: bool = False
     """Whether a kube-scheduler of its own runs beside the extender."""
     daemonset: str | Unknown | None = ""
     """The runtime class of the DaemonSet's pods, empty if they have none; None: there is no DaemonSet."""
     runtime_classes: frozenset[str] | Unknown = frozenset()
     pods: tuple[PodSeen, ...] = ()
-    meddling: tuple[str, ...] = ()
+    pods_overriding_visible_devices: tuple[str, ...] = ()
     """Pods on sharing nodes that set NVIDIA_VISIBLE_DEVICES themselves."""
     leases: Mapping[str, Lease] | Unknown = field(default_factory=dict)
     """By name, those of the expected leases that exist."""
     configurations: Mapping[str, str] | Unknown = field(default_factory=dict)
     """The apiVersion of each scheduler configuration, by its location."""
     policies: frozenset[str] | Unknown = frozenset()
-    supervisors: tuple[PartSeen, ...] = ()
+    supervisors: tuple[ComponentStatus, ...] = ()
     """The pods of the MPS supervisor."""
     limits_by_profile: Mapping[str, str] = field(default_factory=dict)
     """The setting `limits` of the agents, by settings profile, as far as the ConfigMap can be read and has it."""
@@ -324,7 +324,7 @@ class NodeSymptoms:
             memory_resource=self.memory_resource,
             count_resource=self.count_resource,
             nodes=(node,) if node.name else (),
-            agents=(PartSeen(name="", node=node.name, ready=ready),),
+            agents=(ComponentStatus(name="", node=node.name, ready=ready),),
         )
 
     @property

@@ -6,15 +6,23 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.features.capacity.rules.movable import Fits, Goal, NodesFree, Resident, Site, Stays, usage_at
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.features.capacity.rules.movable import (
+    Fits,
+    Goal,
+    NodesFree,
+    PlannedNode,
+    PlannedPod,
+    UnmovableReason,
+    usage_at,
+)
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Amounts, Kind
 from gpu_device_plugin.scheduler.rules.candidate import candidate
 from gpu_device_plugin.scheduler.rules.fitting import Fit, fit
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
-from gpu_device_plugin.scheduler.rules.usage import Occupant
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
+from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 if TYPE_CHECKING:
     import random
@@ -32,27 +40,27 @@ MODELS = ("T4", "A10")
 class World:
     """A cluster and what is wanted of it."""
 
-    sites: tuple[Site, ...]
+    sites: tuple[PlannedNode, ...]
     goal: Goal
     budgets: Mapping[str, int]
 
 
-def resident(name: str, demands: Sequence[Demand], site: Site, **more: Any) -> Resident | None:
+def resident(name: str, demands: Sequence[Demand], site: PlannedNode, **more: Any) -> PlannedPod | None:
     """Return a pod on the emptiest GPUs of a node; None: it has no room there."""
-    preferences = GpuPreferences(use_models=tuple(more.pop("models", ())))
-    asked = Ask(tuple(map(Part, demands)), preferences)
+    preferences = GpuSelector(use_models=tuple(more.pop("models", ())))
+    asked = GpuRequest(tuple(map(Part, demands)), preferences)
     amounts = more.get("amounts", Amounts())
     found = fit(asked, site.node, "spread")
     if not isinstance(found, Fit) or (site.node.left is not None and not site.node.left.cover(amounts)):
         return None
-    occupant = Occupant(name, usage_at(found.placements), int(more.pop("priority", 0)), False, {}, "ns", name)
-    return Resident(occupant, asked, **more)
+    occupant = GpuConsumer(name, usage_at(found.placements), int(more.pop("priority", 0)), False, {}, "ns", name)
+    return PlannedPod(occupant, asked, **more)
 
 
-def node(name: str, sizes: Sequence[int], *, cpu: int | None = None, model: str = "T4") -> Site:
+def node(name: str, sizes: Sequence[int], *, cpu: int | None = None, model: str = "T4") -> PlannedNode:
     """Return an empty node."""
     gpus = NodeGpus(tuple(ListedGpu(at, size, f"{name}-{at}", model) for at, size in enumerate(sizes)), 1024)
-    return Site(candidate(name, gpus, (), None if cpu is None else Amounts(cpu, 1 << 20)))
+    return PlannedNode(candidate(name, gpus, (), None if cpu is None else Amounts(cpu, 1 << 20)))
 
 
 def random_demands(chance: random.Random, size: int) -> list[Demand]:
@@ -81,7 +89,7 @@ def random_world(chance: random.Random) -> World:
 def _world(chance: random.Random) -> World:
     size = chance.choice([4, 6, 8])
     cpu = chance.choice([None, None, 3, 4])
-    sites: dict[str, Site] = {}
+    sites: dict[str, PlannedNode] = {}
     for number in range(chance.randint(2, 4)):
         model = chance.choice([MODELS[0], MODELS[0], MODELS[1]])
         site = node(f"n{number}", [size] * chance.randint(1, 2), cpu=cpu, model=model)
@@ -98,14 +106,14 @@ def _world(chance: random.Random) -> World:
             amounts=Amounts(chance.choice([0, 1, 2]), 0) if cpu else Amounts(),
             nodes=frozenset({name, *chance.sample(names, 2)}) if chance.random() < 0.2 else None,
             budget=chance.choice(["", "", "", "ns/one", "ns/two"]),
-            stays=Stays.NO_CONTROLLER if chance.random() < 0.1 else None,
+            stays=UnmovableReason.NO_CONTROLLER if chance.random() < 0.1 else None,
             models=[MODELS[0]] if sites[name].node.gpus.models == {MODELS[0]} and chance.random() < 0.2 else [],
         )
         if found is not None:
             sites[name] = sites[name].changed(come=found)
     goal: Goal = NodesFree(chance.randint(1, 2))
     if chance.random() < 0.8:
-        asked = Ask(tuple(map(Part, random_demands(chance, size))))
+        asked = GpuRequest(tuple(map(Part, random_demands(chance, size))))
         allowed = frozenset(chance.sample(names, 2)) if chance.random() < 0.2 else None
         goal = Fits(asked, Amounts(int(bool(cpu)), 0), allowed, chance.choice([None, 0, 1, 9]))
     return World(tuple(sites.values()), goal, budgets)
@@ -160,13 +168,13 @@ def _undominated(costs: set[tuple[int, int]]) -> set[tuple[int, int]]:
     }
 
 
-def _place(pod: Resident, site: Site) -> Place:
+def _place(pod: PlannedPod, site: PlannedNode) -> Place:
     usage, sizes = pod.pod.usage, site.node.gpus.sizes
     shares = [(at, amount, False) for at, amount in usage.shares] + [(at, sizes[at], True) for at in usage.whole]
     return site.node.name, tuple(sorted(shares))
 
 
-def _reached(goal: Goal, state: State, pods: Sequence[Resident], sites: Mapping[str, Site]) -> bool:
+def _reached(goal: Goal, state: State, pods: Sequence[PlannedPod], sites: Mapping[str, PlannedNode]) -> bool:
     if isinstance(goal, Fits):
         return next(_places(goal, state, pods, sites), None) is not None
     assert isinstance(goal, NodesFree)
@@ -174,12 +182,12 @@ def _reached(goal: Goal, state: State, pods: Sequence[Resident], sites: Mapping[
     return sum(name not in used for name in sites) >= goal.number
 
 
-def _places(want: Fits, state: State, pods: Sequence[Resident], sites: Mapping[str, Site]) -> Iterator[Place]:
+def _places(want: Fits, state: State, pods: Sequence[PlannedPod], sites: Mapping[str, PlannedNode]) -> Iterator[Place]:
     for name, site in sites.items():
         if not site.open or (want.nodes is not None and name not in want.nodes):
             continue
         gpus = site.node.gpus
-        if want.ask.wishes.use_models and not gpus.models <= set(want.ask.wishes.use_models):
+        if want.ask.selector.use_models and not gpus.models <= set(want.ask.selector.use_models):
             continue
         here = [(pod, place[1]) for pod, place in zip(pods, state[0], strict=True) if place[0] == name]
         if site.node.allocatable is not None:

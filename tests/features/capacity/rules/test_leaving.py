@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.capacity.rules.leaving import Leaving, leaving, refuges
-from gpu_device_plugin.features.capacity.rules.movable import Resident
+from gpu_device_plugin.features.capacity.rules.movable import PlannedPod
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
 from gpu_device_plugin.scheduler.rules.candidate import candidate
-from gpu_device_plugin.scheduler.rules.usage import Occupant, Usage
+from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
 from tests.scheduler.rules.test_fitting import asking, mem, node, whole
 from tests.steps import result_of
 
@@ -37,11 +37,11 @@ def nodes_of(cluster: Cluster) -> dict[str, Candidate]:
 
 def pod(
     uid: str, demand: Demand, namespace: str = "", amounts: Amounts = NO_AMOUNTS, nodes: frozenset[str] | None = None
-) -> Resident:
-    return Resident(Occupant(uid, Usage(), namespace=namespace, name=uid), asking(demand), amounts, nodes)
+) -> PlannedPod:
+    return PlannedPod(GpuConsumer(uid, Usage(), namespace=namespace, name=uid), asking(demand), amounts, nodes)
 
 
-def residents_of(cluster: Cluster, nodes: frozenset[str] | None = None) -> dict[str, list[Resident]]:
+def residents_of(cluster: Cluster, nodes: frozenset[str] | None = None) -> dict[str, list[PlannedPod]]:
     return {
         name: [
             pod(f"{name}{at}{n}", mem(size), namespace=name, nodes=nodes)

@@ -7,22 +7,29 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.features.capacity.rules.movable import Evictability, Fits, Residents, Stays, after, why_it_stays
+from gpu_device_plugin.features.capacity.rules.movable import (
+    Evictability,
+    Fits,
+    Residents,
+    UnmovableReason,
+    after,
+    why_it_stays,
+)
 from gpu_device_plugin.features.capacity.rules.plans import plan_each, settled
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Owner, Pod
 from gpu_device_plugin.model.resources import Amounts, Kind
 from gpu_device_plugin.scheduler.rules.node_constraints import NO_TERMS, Terms
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask
-from gpu_device_plugin.scheduler.rules.usage import NOTHING, Occupant, Usage
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
+from gpu_device_plugin.scheduler.rules.usage import NOTHING, GpuConsumer, Usage
 from tests.features.capacity.rules.clusters import node, resident
 from tests.names import COUNT, MEM
 from tests.resources import RESOURCES
 from tests.searches import plan
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.features.capacity.rules.movable import Resident, Site
+    from gpu_device_plugin.features.capacity.rules.movable import PlannedNode, PlannedPod
 
 BY_SET = Owner("ReplicaSet", "web-5d8", "owner", "apps/v1")
 MAIN = Container("main", ContainerKind.APP, 0, {MEM: 4})
@@ -30,7 +37,7 @@ WEB = Pod("uid", "ns", "web", node_name="n", owner=BY_SET, containers=(MAIN,), a
 ON_0 = Usage(((0, 4),))
 
 
-def stays(pod: Pod = WEB, usage: Usage = ON_0, allowed: int = 1, **facts: Any) -> Stays | None:
+def stays(pod: Pod = WEB, usage: Usage = ON_0, allowed: int = 1, **facts: Any) -> UnmovableReason | None:
     return why_it_stays(pod, usage, Evictability(**facts), {"ns/one": allowed}, frozenset({MEM, COUNT}))
 
 
@@ -38,46 +45,46 @@ def stays(pod: Pod = WEB, usage: Usage = ON_0, allowed: int = 1, **facts: Any) -
     ("changes", "facts", "why"),
     [
         ({}, {}, None),
-        ({"deleting": True}, {}, Stays.ENDING),
-        ({"phase": "Failed"}, {}, Stays.ENDING),
-        ({"owner": None}, {}, Stays.NO_CONTROLLER),
-        ({"owner": None}, {"safe_to_evict": True}, Stays.NO_CONTROLLER),
-        ({"owner": replace(BY_SET, kind="Node")}, {}, Stays.STATIC),
-        ({"owner": replace(BY_SET, kind="DaemonSet")}, {}, Stays.DAEMON_SET),
-        ({}, {"safe_to_evict": False}, Stays.FORBIDDEN),
-        ({}, {"local_storage": True}, Stays.STORAGE),
+        ({"deleting": True}, {}, UnmovableReason.ENDING),
+        ({"phase": "Failed"}, {}, UnmovableReason.ENDING),
+        ({"owner": None}, {}, UnmovableReason.NO_CONTROLLER),
+        ({"owner": None}, {"safe_to_evict": True}, UnmovableReason.NO_CONTROLLER),
+        ({"owner": replace(BY_SET, kind="Node")}, {}, UnmovableReason.STATIC),
+        ({"owner": replace(BY_SET, kind="DaemonSet")}, {}, UnmovableReason.DAEMON_SET),
+        ({}, {"safe_to_evict": False}, UnmovableReason.FORBIDDEN),
+        ({}, {"local_storage": True}, UnmovableReason.STORAGE),
         ({}, {"local_storage": True, "safe_to_evict": True}, None),
-        ({}, {"claims_volumes": True}, Stays.VOLUME),
+        ({}, {"claims_volumes": True}, UnmovableReason.VOLUME),
         ({}, {"claims_volumes": True, "safe_to_evict": True}, None),
-        ({}, {"neighbours": True}, Stays.NEIGHBOURS),
-        ({"requests": None}, {}, Stays.NEIGHBOURS),
-        ({"requests": {"cpu": 1, "ephemeral-storage": 1, "rdma/hca": 1}}, {}, Stays.RESOURCES),
+        ({}, {"neighbours": True}, UnmovableReason.NEIGHBOURS),
+        ({"requests": None}, {}, UnmovableReason.NEIGHBOURS),
+        ({"requests": {"cpu": 1, "ephemeral-storage": 1, "rdma/hca": 1}}, {}, UnmovableReason.RESOURCES),
         ({"requests": {"cpu": 1, "memory": 1, "ephemeral-storage": 1}}, {}, None),
         (
             {"containers": (MAIN, replace(MAIN, name="mig", limits={"nvidia.com/mig-1g.10gb": 1}))},
             {},
-            Stays.RESOURCES,
+            UnmovableReason.RESOURCES,
         ),
         ({}, {"budgets": ("ns/one",)}, None),
-        ({}, {"budgets": ("ns/other",)}, Stays.BUDGET),
-        ({}, {"budgets": ("ns/one", "ns/other")}, Stays.BUDGETS),
+        ({}, {"budgets": ("ns/other",)}, UnmovableReason.BUDGET),
+        ({}, {"budgets": ("ns/one", "ns/other")}, UnmovableReason.BUDGETS),
     ],
 )
-def test_why_a_pod_stays(changes: dict[str, Any], facts: dict[str, Any], why: Stays | None) -> None:
+def test_why_a_pod_stays(changes: dict[str, Any], facts: dict[str, Any], why: UnmovableReason | None) -> None:
     assert stays(replace(WEB, **changes), **facts) is why
 
 
 def test_pods_on_unknown_gpus_and_those_of_used_up_budgets_stay() -> None:
-    assert stays(usage=Usage(unplaced_shares=4)) is Stays.UNPLACED
-    assert stays(usage=NOTHING) is Stays.UNPLACED
-    assert stays(allowed=0, budgets=("ns/one",)) is Stays.BUDGET
+    assert stays(usage=Usage(unplaced_shares=4)) is UnmovableReason.UNPLACED
+    assert stays(usage=NOTHING) is UnmovableReason.UNPLACED
+    assert stays(allowed=0, budgets=("ns/one",)) is UnmovableReason.BUDGET
 
 
 def test_pods_with_equal_terms_share_the_nodes_that_these_allow() -> None:
     nodes = [NodeRecord("n", "n", labels={"zone": "a"}, ready=True), NodeRecord("m", "m", ready=True)]
     made = Residents(nodes, RESOURCES, {})
     selective = Evictability(terms=Terms(selector={"zone": "a"}))
-    there = Occupant("uid", ON_0, namespace="ns", name="web")
+    there = GpuConsumer("uid", ON_0, namespace="ns", name="web")
     one, two = (made.of(WEB, selective, there) for _ in range(2))
     assert one.nodes is two.nodes
     assert (one.nodes, one.stays, one.pod, str(one)) == (frozenset({"n"}), None, there, "ns/web")
@@ -93,20 +100,20 @@ def test_a_pod_that_waits_has_nothing_yet_and_no_reason_to_stay() -> None:
 
 def test_a_pod_whose_demand_no_node_can_meet_stays() -> None:
     both = replace(WEB, containers=(replace(MAIN, limits={MEM: 4, COUNT: 1}),))
-    made = Residents([], RESOURCES, {}).of(both, Evictability(), Occupant("uid", ON_0))
-    assert (made.stays, made.ask) == (Stays.RESOURCES, Ask())
+    made = Residents([], RESOURCES, {}).of(both, Evictability(), GpuConsumer("uid", ON_0))
+    assert (made.stays, made.ask) == (UnmovableReason.RESOURCES, GpuRequest())
 
 
 # --- Moves -----------------------------------------------------------------------------------------------------------
 
 
-def on(site: Site, name: str, *demands: Demand, **more: Any) -> Site:
+def on(site: PlannedNode, name: str, *demands: Demand, **more: Any) -> PlannedNode:
     made = resident(name, demands, site, **more)
     assert made is not None
     return site.changed(come=made)
 
 
-def waiting(name: str, *demands: Demand, priority: int = 0) -> Resident:
+def waiting(name: str, *demands: Demand, priority: int = 0) -> PlannedPod:
     made = resident(name, demands, node("any", [64] * 8), priority=priority)
     assert made is not None
     return replace(made, pod=replace(made.pod, usage=NOTHING))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.capacity.rules.node_kinds import Needs, NodeKind, needed
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
 from gpu_device_plugin.scheduler.rules.candidate import candidate
 from gpu_device_plugin.scheduler.rules.node_constraints import NO_TERMS, Terms
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.pod_demand import Ask
+    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 FOUR = node(8, 8, 8, 8)
 BIG = node(16, 16, models=("A100", "A100"))
 
 
-def pods(asked: Ask, number: int = 1, amounts: Amounts = NO_AMOUNTS, on: int | None = None) -> tuple[Needs, int]:
+def pods(asked: GpuRequest, number: int = 1, amounts: Amounts = NO_AMOUNTS, on: int | None = None) -> tuple[Needs, int]:
     """Return so many pods that want the same, and of which the terms allow every kind, or the one at a place."""
     terms = NO_TERMS if on is None else Terms(selector={"place": str(on)})
     return Needs(asked, terms, amounts), number
@@ -89,7 +89,7 @@ def test_pods_that_fit_on_no_empty_node_change_nothing_for_others() -> None:
 
 
 def test_the_pods_wishes_count() -> None:
-    choosy = asking(mem(4), preferences=GpuPreferences(use_models=("A100",)))
+    choosy = asking(mem(4), preferences=GpuSelector(use_models=("A100",)))
 
     assert number([pods(choosy)], [FOUR, BIG]) == {1: 1}
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_device_plugin.features.capacity.rules.node_kinds import MACHINE, PRODUCT, Needs, kind_of, likely_labels, unlike
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.contract.keys import HOSTNAME, STARTUP_TAINT
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.pods import Taint
@@ -52,7 +52,7 @@ def test_a_new_node_is_empty_and_whole_and_has_started() -> None:
 def test_a_new_node_has_no_gpu_that_a_pod_wants_by_name() -> None:
     (uuid,) = {gpu.uuid for gpu in node(8).gpus.gpus}
 
-    wants = Needs(asking(mem(4), preferences=GpuPreferences(use_uuids={uuid})), NO_TERMS)
+    wants = Needs(asking(mem(4), preferences=GpuSelector(use_uuids={uuid})), NO_TERMS)
     assert wants.met_by(node(8))
     assert not wants.met_by(kind_of(node(8), {}, (), NONE).node)
 

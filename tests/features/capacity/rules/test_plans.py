@@ -8,18 +8,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.features.capacity.rules.movable import Fits, NodesFree, Resident, Site, Stays, after
+from gpu_device_plugin.features.capacity.rules.movable import (
+    Fits,
+    NodesFree,
+    PlannedNode,
+    PlannedPod,
+    UnmovableReason,
+    after,
+)
 from gpu_device_plugin.features.capacity.rules.plans import Drain, Plan, drain, on_gpus, planning
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.contract.keys import CORDONS
 from gpu_device_plugin.model.contract.nodegpus import NodeGpus
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.scheduler.rules.candidate import candidate, with_cordons
 from gpu_device_plugin.scheduler.rules.fitting import unfit
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
-from gpu_device_plugin.scheduler.rules.usage import Occupant, Usage
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
+from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
 from tests.features.capacity.rules.clusters import cheapest, node, random_world, resident
 from tests.searches import plan
 from tests.steps import result_of
@@ -66,7 +73,7 @@ def checked(world: World, found: Plan) -> tuple[int, int, int] | None:
     return len(found.moves), priority, shares
 
 
-def reached(world: World, sites: tuple[Site, ...]) -> bool:
+def reached(world: World, sites: tuple[PlannedNode, ...]) -> bool:
     goal = world.goal
     if isinstance(goal, Fits):
         return any(
@@ -94,10 +101,10 @@ def test_plans_are_within_one_move_of_the_best_of_all_ways(chance_seed: int, req
 
 
 def mem(amount: int) -> Fits:
-    return Fits(Ask((Part(Demand(Kind.MEMORY, amount)),)))
+    return Fits(GpuRequest((Part(Demand(Kind.MEMORY, amount)),)))
 
 
-def crowd(nodes: int) -> tuple[Site, ...]:
+def crowd(nodes: int) -> tuple[PlannedNode, ...]:
     """Nodes of two GPUs of 8, each with 3 free beside a pod of 2 and one of 3."""
     made = []
     for at in range(nodes):
@@ -152,16 +159,16 @@ def test_pods_that_want_certain_gpus_are_told_apart() -> None:
     sites = [node("a", [8]), node("b", [8, 8])]
     found = resident("p", [Demand(Kind.MEMORY, 4)], sites[0])
     assert found is not None
-    picky = replace(found, ask=replace(found.ask, wishes=GpuPreferences(use_uuids={"a-0", "b-1"})))
+    picky = replace(found, ask=replace(found.ask, selector=GpuSelector(use_uuids={"a-0", "b-1"})))
     sites[0] = sites[0].changed(come=picky)
     found_plan = plan(sites, replace(mem(8), nodes=frozenset({"a"})))
     assert [(move.node, move.shares) for move in found_plan.moves or ()] == [("b", {1: 4})]
 
 
 def test_nodes_without_gpus_and_those_with_claims_are_never_free() -> None:
-    bare = Site(candidate("bare", NodeGpus(), ()))
-    claim = Occupant("claim", Usage(whole=(0,)))
-    claims = replace(node("c", [8]), residents=(Resident(claim, stays=Stays.CLAIMS),), open=False)
+    bare = PlannedNode(candidate("bare", NodeGpus(), ()))
+    claim = GpuConsumer("claim", Usage(whole=(0,)))
+    claims = replace(node("c", [8]), residents=(PlannedPod(claim, stays=UnmovableReason.CLAIMS),), open=False)
     assert plan([bare, claims], NodesFree(1)) == Plan(None)
     assert plan([], NodesFree(1)) == Plan(None)
     assert plan([node("n", [8]), bare], NodesFree(1)).moves == ()
@@ -170,7 +177,7 @@ def test_nodes_without_gpus_and_those_with_claims_are_never_free() -> None:
 # --- GPUs that are drained --------------------------------------------------------------------------------------------
 
 
-def aside(sites: Sequence[Site], uuid: str) -> list[Site]:
+def aside(sites: Sequence[PlannedNode], uuid: str) -> list[PlannedNode]:
     """Return the nodes with a GPU put aside."""
     text = write_cordons({uuid: Cordon("alice")})
     assert text is not None
@@ -178,7 +185,7 @@ def aside(sites: Sequence[Site], uuid: str) -> list[Site]:
     return [replace(site, node=marked).changed() for site, marked in zip(sites, nodes, strict=True)]
 
 
-def filled(*sites: Site, **pods: tuple[int, int]) -> list[Site]:
+def filled(*sites: PlannedNode, **pods: tuple[int, int]) -> list[PlannedNode]:
     """Return nodes with pods, each by the number of its node and its shares."""
     there = list(sites)
     for name, (at, shares) in pods.items():
@@ -226,11 +233,11 @@ def test_a_pod_that_has_made_room_for_another_one_has_left(small: tuple[int, ...
     two = resident("two", [Demand(Kind.MEMORY, 4, 2)], first)
     assert two is not None
     first = first.changed(come=replace(two, pod=replace(two.pod, usage=Usage(((0, 2), (1, 2))))))
-    kept = Resident(Occupant("kept", Usage(((1, 3),))), stays=Stays.STORAGE)
+    kept = PlannedPod(GpuConsumer("kept", Usage(((1, 3),))), stays=UnmovableReason.STORAGE)
     second = node("b", [8, 8])
     for at in (0, 1):
         full = Usage(((at, 8 if small else 6),))
-        second = second.changed(come=Resident(Occupant(f"full-{at}", full), stays=Stays.STORAGE))
+        second = second.changed(come=PlannedPod(GpuConsumer(f"full-{at}", full), stays=UnmovableReason.STORAGE))
     found = drain(aside([first.changed(come=kept), second], "a-0"), "a", [0], {})
     assert [(uid, name) for uid, name, _ in told(found)] == [("two", leaves), ("big", "a")]
     assert (found.stuck, on_gpus(found.then[0], [0])) == ((), [])
@@ -246,7 +253,9 @@ def test_budgets_hold_for_all_moves_of_a_drain_together() -> None:
 
 def test_pods_that_stay_for_a_reason_of_their_own_are_not_moved() -> None:
     sites = filled(node("a", [8]), node("b", [8]), p=(0, 3), q=(0, 2))
-    kept = [replace(each, stays=Stays.STORAGE) if each.pod.uid == "p" else each for each in sites[0].residents]
+    kept = [
+        replace(each, stays=UnmovableReason.STORAGE) if each.pod.uid == "p" else each for each in sites[0].residents
+    ]
     found = drain(aside([replace(sites[0], residents=tuple(kept)), sites[1]], "a-0"), "a", [0], {})
     assert told(found) == [("q", "b", {0: 2})]
     assert [str(pod) for pod in on_gpus(found.then[0], [0])] == ["ns/p"]

@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.learning.rules.arrivals import ByFullness, Placer, Start, asked
-from gpu_device_plugin.features.learning.rules.marginal_value import NEVER, Appraiser, Left, left_on, shape_of
+from gpu_device_plugin.features.learning.rules.marginal_value import (
+    NEVER,
+    Appraiser,
+    FreeCapacity,
+    free_capacity,
+    shape_of,
+)
 from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind
-from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
+from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuSelector
 from gpu_device_plugin.scheduler.rules.fitting import Fit, fit
 from tests.mixes import A10, KINDS, MIG, T4
 from tests.scores import partly_used, score
@@ -58,7 +64,7 @@ pods = st.builds(
     st.integers(1, 3),
     st.sampled_from((0, 1000, 40_000)),
     st.sampled_from((0, 1 << 20)),
-    st.sampled_from((NO_PREFERENCES, GpuPreferences(("H100",)), GpuPreferences(("A10",)))),
+    st.sampled_from((NO_PREFERENCES, GpuSelector(("H100",)), GpuSelector(("A10",)))),
 )
 
 
@@ -75,7 +81,7 @@ def test_binpack_is_what_the_extender_does(kind: PodKind, gpus: list[tuple[str |
     node, ask, policy = partly_used(gpus), asked(kind), ByFullness("binpack")
     found = fit(ask, node, "binpack")
     enough = kind.cpu_milli <= 32_000 and kind.memory_mib <= 131_072
-    seen = policy.appraise(shape_of(node), left_on(node))
+    seen = policy.appraise(shape_of(node), free_capacity(node))
     gain = policy.gain(kind, seen)
     assert (gain != NEVER) == (isinstance(found, Fit) and enough)
     if gain != NEVER and isinstance(found, Fit):
@@ -86,14 +92,14 @@ def test_binpack_is_what_the_extender_does(kind: PodKind, gpus: list[tuple[str |
 def test_binpack_places_pods_without_gpus_where_there_is_room() -> None:
     shape, policy = NodeType((), (), 1000, 1000), ByFullness("binpack")
 
-    def fits(kind: PodKind, left: Left) -> bool:
+    def fits(kind: PodKind, left: FreeCapacity) -> bool:
         return policy.gain(kind, policy.appraise(shape, left)) != NEVER
 
-    assert fits(PodKind(0, 0, 500), Left((), 1000, 1000))
-    assert not fits(PodKind(0, 0, 500), Left((), 400, 1000))
-    assert not fits(PodKind(0, 0, 0, 500), Left((), 1000, 400))
+    assert fits(PodKind(0, 0, 500), FreeCapacity((), 1000, 1000))
+    assert not fits(PodKind(0, 0, 500), FreeCapacity((), 400, 1000))
+    assert not fits(PodKind(0, 0, 0, 500), FreeCapacity((), 1000, 400))
 
 
 def test_binpack_has_no_gpus_where_a_pod_does_not_fit() -> None:
     policy = ByFullness("binpack")
-    assert policy.gpus(PodKind(5, 1), policy.appraise(T4, Left((0, 0), 32_000, 131_072))) == []
+    assert policy.gpus(PodKind(5, 1), policy.appraise(T4, FreeCapacity((0, 0), 32_000, 131_072))) == []

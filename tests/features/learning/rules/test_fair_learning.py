@@ -9,7 +9,7 @@ import pytest
 from gpu_device_plugin.features.learning.rules.fair_learning import LITTLE, Trial, scales_of, trying
 from gpu_device_plugin.features.learning.rules.price_learning import Dominance
 from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind, WorkloadMix
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from tests.searches import learn, studied
 from tests.work import counted
 
@@ -211,6 +211,6 @@ def test_of_tiny_pods_fewer_gpus_are_filled() -> None:
 
 
 def test_pods_that_fit_nowhere_count_for_neither_policy() -> None:
-    mix = {PodKind(40, 1): 1.0, PodKind(40, 1, wishes=GpuPreferences(("A10",))): 1.0}
+    mix = {PodKind(40, 1): 1.0, PodKind(40, 1, selector=GpuSelector(("A10",))): 1.0}
     trial = tried(learn(mix, {H100: 60}), mix, {H100: 60})
     assert trial.fit == trial.binpack == pytest.approx(0.5, abs=0.1)

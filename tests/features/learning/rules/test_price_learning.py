@@ -15,8 +15,8 @@ from gpu_device_plugin.features.learning.rules.marginal_value import (
     NEVER,
     UNKNOWN,
     Appraiser,
-    Left,
-    left_on,
+    FreeCapacity,
+    free_capacity,
     ranks_on,
     shape_of,
 )
@@ -29,13 +29,13 @@ from gpu_device_plugin.features.learning.rules.price_learning import (
     learning,
 )
 from gpu_device_plugin.features.learning.rules.workload_mix import GpuKind, NodeType, PodKind, rounded
-from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences
+from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuSelector
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Amounts, Kind
 from gpu_device_plugin.scheduler.rules.candidate import candidate
 from gpu_device_plugin.scheduler.rules.fitting import Fit, fit
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from gpu_device_plugin.scheduler.rules.usage import Usage
 from tests.scores import partly_used
 from tests.searches import learn
@@ -51,8 +51,8 @@ A10 = NodeType((24,), ("A10",), 32_000, 131_072)
 MIB = 1024
 
 
-def of_model(*models: str) -> GpuPreferences:
-    return GpuPreferences(models)
+def of_model(*models: str) -> GpuSelector:
+    return GpuSelector(models)
 
 
 class GpuChoice(NamedTuple):
@@ -62,7 +62,7 @@ class GpuChoice(NamedTuple):
     gpus: tuple[int, ...]
 
 
-def choose(there: Appraiser, kind: PodKind, node_type: NodeType, room: Left) -> GpuChoice | None:
+def choose(there: Appraiser, kind: PodKind, node_type: NodeType, room: FreeCapacity) -> GpuChoice | None:
     """Return the GPUs on which a pod costs least; None where it does not fit."""
     appraised = there.appraise(node_type, room)
     gain = NEVER if appraised is None else there.gain(kind, appraised)
@@ -107,14 +107,14 @@ def test_gpus_that_more_pods_may_have_are_worth_more() -> None:
     A share of A10 is asked for 8/24 + 16/88 times, one of T4 16/88; the mean over all shares is 24/88. Half of the
     difference counts.
     """
-    tables = learn({PodKind(8, 1, wishes=of_model("A10")): 1.0, PodKind(16, 1): 1.0}, {T4: 2, A10: 1})
+    tables = learn({PodKind(8, 1, selector=of_model("A10")): 1.0, PodKind(16, 1): 1.0}, {T4: 2, A10: 1})
     mean = 24 / 88
     assert tables.wanted[A10] == pytest.approx(1 + WANTED * ((8 / 24 + 16 / 88) / mean - 1))
     assert tables.wanted[T4] == pytest.approx(1 + WANTED * ((16 / 88) / mean - 1))
 
 
 def test_pods_that_no_node_can_host_teach_nothing_of_models() -> None:
-    tables = learn({PodKind(8, 1, wishes=of_model("H100")): 1.0}, {T4: 1, A10: 1})
+    tables = learn({PodKind(8, 1, selector=of_model("H100")): 1.0}, {T4: 1, A10: 1})
     assert tables.wanted == {T4: 1.0, A10: 1.0}
 
 
@@ -144,9 +144,9 @@ def test_a_gpu_of_many_shares_is_priced_in_cells() -> None:
     tables = learn({PodKind(10_000, 1): 1.0}, {large: 1})
     assert tables.prices == {(40_000, False): {MOST_CELLS // 4: pytest.approx(0.25)}}
     appraiser = Appraiser(tables)
-    assert choose(appraiser, PodKind(10_000, 1), large, Left((10_000,), 0, 0)) is not None
+    assert choose(appraiser, PodKind(10_000, 1), large, FreeCapacity((10_000,), 0, 0)) is not None
     assert learn({PodKind(10_001, 1): 1.0}, {large: 1}).prices[40_000, False].keys() == {33}
-    values = [placement_value(appraiser, large, Left((free,), 0, 0)) for free in (9_999, 10_000)]
+    values = [placement_value(appraiser, large, FreeCapacity((free,), 0, 0)) for free in (9_999, 10_000)]
     assert values[1] - values[0] > 9_000
 
 
@@ -158,7 +158,7 @@ def test_learning_takes_many_steps_so_that_others_can_run_between_them() -> None
 # --- appraising
 
 
-def placement_value(appraiser: Appraiser, node_type: NodeType, left: Left) -> float:
+def placement_value(appraiser: Appraiser, node_type: NodeType, left: FreeCapacity) -> float:
     """Return the worth of a node whose shape was learned."""
     room = appraiser.appraise(node_type, left)
     assert room is not None
@@ -169,8 +169,8 @@ def appraiser(mix: dict[PodKind, float], *node_types: NodeType) -> Appraiser:
     return Appraiser(learn(mix, dict.fromkeys(node_types, 1)))
 
 
-def left(*frees: int, cpu: int = 32_000, memory: int = 131_072) -> Left:
-    return Left(frees, cpu, memory)
+def left(*frees: int, cpu: int = 32_000, memory: int = 131_072) -> FreeCapacity:
+    return FreeCapacity(frees, cpu, memory)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def left(*frees: int, cpu: int = 32_000, memory: int = 131_072) -> Left:
     ],
 )
 def test_free_shares_beyond_what_could_be_packed_are_stranded(
-    mix: dict[PodKind, float], room: Left, shares: float
+    mix: dict[PodKind, float], room: FreeCapacity, shares: float
 ) -> None:
     """Of GPUs of 16, a pod of 5 is worth a third; pods of two GPUs need both unused, and all need their CPU."""
     found = appraiser(mix, T4).appraise(T4, room)
@@ -208,7 +208,7 @@ def test_a_pod_that_does_not_fit_gets_nothing() -> None:
     assert choose(there, PodKind(0, 2), T4, left(16, 15)) is None
     assert choose(there, PodKind(8, 1, 2000), T4, left(16, 16, cpu=1999)) is None
     assert choose(there, PodKind(8, 1, 0, 64), T4, left(16, 16, memory=63)) is None
-    assert choose(there, PodKind(8, 1, wishes=of_model("A10")), T4, left(16, 16)) is None
+    assert choose(there, PodKind(8, 1, selector=of_model("A10")), T4, left(16, 16)) is None
     assert choose(there, PodKind(8, 1), T4, left(CLOSED, CLOSED)) is None
 
 
@@ -217,8 +217,8 @@ def test_whole_gpus_are_the_first_unused_ones_that_are_allowed() -> None:
     there = appraiser({PodKind(0, 1): 1.0}, mixed)
     for kind, gpus in (
         (PodKind(0, 1), (0,)),
-        (PodKind(0, 2, wishes=of_model("A10")), (1, 2)),
-        (PodKind(0, 1, wishes=GpuPreferences((), ("T4",))), (1,)),
+        (PodKind(0, 2, selector=of_model("A10")), (1, 2)),
+        (PodKind(0, 1, selector=GpuSelector((), ("T4",))), (1,)),
     ):
         found = choose(there, kind, mixed, left(16, 24, 24))
         assert found is not None
@@ -326,7 +326,7 @@ def test_a_node_with_instances_has_the_shape_that_it_would_have_empty() -> None:
     )
     node = candidate("n", there, [Usage(((6, 3),))])
     assert shape_of(node).cards == (None, 1, 2, 1)
-    assert left_on(node).frees == (8, 5, 8, 8)
+    assert free_capacity(node).frees == (8, 5, 8, 8)
 
 
 mig_kinds = st.builds(PodKind, st.sampled_from((0, 1, 3, 4, 8)), st.integers(1, 2), st.sampled_from((0, 1000)))
@@ -350,12 +350,12 @@ def test_the_extender_binds_to_the_gpus_that_cost_least(
 ) -> None:
     """What places a pod on one node and what appraises the node choose the same GPUs for memory."""
     node = partly_used(gpus, broken=broken)
-    node_type, room = shape_of(node), left_on(node)
+    node_type, room = shape_of(node), free_capacity(node)
     assume(kind.shares)
     there = appraiser(mix, node_type)
     chosen = choose(there, kind, node_type, room)
     demand = Demand(Kind.MEMORY, kind.shares * kind.gpus, kind.gpus)
-    found = fit(Ask((Part(demand),)), node, "fit", ranks_on(there, node, Amounts(kind.cpu_milli)))
+    found = fit(GpuRequest((Part(demand),)), node, "fit", ranks_on(there, node, Amounts(kind.cpu_milli)))
     assert isinstance(found, Fit) == (chosen is not None)
     if isinstance(found, Fit) and chosen is not None:
         assert found.placements[0].positions == tuple(sorted(chosen.gpus))
@@ -381,7 +381,7 @@ def test_worth_never_rises_by_taking(
     one, other = frees
     before = left(one, other, cpu=cpus * 1000, memory=gibs * MIB)
     what = data.draw(st.sampled_from(("shares", "cpu", "memory")))
-    after = Left(
+    after = FreeCapacity(
         (data.draw(st.integers(0, one)) if what == "shares" else one, other),
         data.draw(st.integers(0, cpus)) * 1000 if what == "cpu" else before.cpu_milli,
         data.draw(st.integers(0, gibs)) * MIB if what == "memory" else before.memory_mib,
@@ -407,7 +407,7 @@ def test_the_gain_is_the_difference_of_the_worths(
     found = choose(there, kind, T4, before)
     assume(found is not None)
     assert isinstance(found, GpuChoice)
-    after = Left(
+    after = FreeCapacity(
         tuple(free - (kind.shares or free) if at in found.gpus else free for at, free in enumerate(before.frees)),
         before.cpu_milli - kind.cpu_milli,
         before.memory_mib - kind.memory_mib,
@@ -420,10 +420,10 @@ def test_the_gain_is_the_difference_of_the_worths(
 # --- how much work it is
 
 
-def hostile(number: int, names: int = 64) -> GpuPreferences:
+def hostile(number: int, names: int = 64) -> GpuSelector:
     """As many and as long names as annotations may have; one of them is of every model."""
     avoid = tuple(f"avoid-{number}-{at}-".ljust(60, "x") for at in range(names))
-    return GpuPreferences((*avoid[1:], "model"), avoid)
+    return GpuSelector((*avoid[1:], "model"), avoid)
 
 
 def steps(made: Generator[None, None, Tables]) -> tuple[Tables, int]:
@@ -445,9 +445,9 @@ LINES = 60_000
 def test_no_step_of_learning_is_much_work_whatever_the_pods_wish() -> None:
     """512 kinds with wishes of 8 KB, half of them of several GPUs, on nodes of 24 models."""
     nodes = {NodeType((40,) * 4, (f"NVIDIA model {at}",) * 4, 32_000 + 4096 * at, 131_072): 5 for at in range(24)}
-    wishes = [hostile(number) for number in range(32)]
+    selector = [hostile(number) for number in range(32)]
     mix = {
-        PodKind(1 + at % 40, 1 + at % 2, 100 * at, 1000, wishes[at % 32] if at % 4 else hostile(at % 32)): 1.0
+        PodKind(1 + at % 40, 1 + at % 2, 100 * at, 1000, selector[at % 32] if at % 4 else hostile(at % 32)): 1.0
         for at in range(512)
     }
     tables, most = steps(learning(mix, nodes))
@@ -464,7 +464,7 @@ def test_wishes_are_compared_with_the_models_of_a_large_cluster_step_by_step() -
 
 def test_the_largest_knapsack_is_one_step() -> None:
     """A GPU of more cells than are told apart, and pods of every size."""
-    mix = {PodKind(80 * size, 1, wishes=hostile(0)): 1.0 for size in range(1, MOST_CELLS + 1)}
+    mix = {PodKind(80 * size, 1, selector=hostile(0)): 1.0 for size in range(1, MOST_CELLS + 1)}
     node_type = NodeType((80 * MOST_CELLS,), ("model",), 32_000, 131_072)
     made = learning(mix, {node_type: 1})
     for _ in range(20):
@@ -474,7 +474,7 @@ def test_the_largest_knapsack_is_one_step() -> None:
 
 def test_many_kinds_of_gpus_share_the_tables_that_may_be_computed() -> None:
     nodes = {NodeType((8,), (f"model {at}",), 32_000, 131_072): 1 for at in range(MOST_TABLES // 4)}
-    tables = learn({PodKind(1, 1, cpu, wishes=of_model("model")): 1.0 for cpu in range(1, 100)}, nodes)
+    tables = learn({PodKind(1, 1, cpu, selector=of_model("model")): 1.0 for cpu in range(1, 100)}, nodes)
     assert len(tables.levels) == 4
     assert tables.levels[-1] == 99
 
@@ -508,18 +508,18 @@ def test_a_node_has_the_shape_that_it_would_have_empty() -> None:
         "n", gpus(16, 16, 16, broken=2), [Usage(((0, 5),), (1,))], Amounts(31_850, 130_900), [Amounts(850, 900)]
     )
     assert shape_of(node) == NodeType((16, 16, 16), ("T4",) * 3, 31_744, 131_072)
-    assert left_on(node) == Left((11, 0, CLOSED), 31_000, 130_000)
+    assert free_capacity(node) == FreeCapacity((11, 0, CLOSED), 31_000, 130_000)
 
 
 def test_a_node_that_does_not_say_has_more_than_enough() -> None:
     node = candidate("n", gpus(16), [])
-    assert (shape_of(node).cpu_milli, left_on(node).memory_mib) == (UNKNOWN.cpu_milli, UNKNOWN.memory_mib)
+    assert (shape_of(node).cpu_milli, free_capacity(node).memory_mib) == (UNKNOWN.cpu_milli, UNKNOWN.memory_mib)
 
 
 def test_a_node_that_serves_claims_has_no_gpu_for_limits() -> None:
     node = candidate("n", replace(gpus(16, 16), claims=True), [], Amounts(32_000, 131_072))
     assert shape_of(node) == NodeType((), (), 32_256, 131_072)
-    assert left_on(node) == Left((), 32_000, 131_072)
+    assert free_capacity(node) == FreeCapacity((), 32_000, 131_072)
 
 
 @pytest.mark.parametrize(
@@ -555,13 +555,13 @@ def test_a_shape_hosts_what_fits_on_it_empty() -> None:
     assert not mixed.hosts(PodKind(17, 2))
     assert not mixed.hosts(PodKind(0, 1, 8001))
     assert not mixed.hosts(PodKind(0, 1, 0, 1025))
-    assert not mixed.hosts(PodKind(20, 1, wishes=of_model("T4")))
-    assert mixed.hosts(PodKind(20, 1, wishes=GpuPreferences((), ("T4",))))
+    assert not mixed.hosts(PodKind(20, 1, selector=of_model("T4")))
+    assert mixed.hosts(PodKind(20, 1, selector=GpuSelector((), ("T4",))))
 
 
 def test_gpus_of_one_size_share_their_prices_and_not_their_pods() -> None:
     """Of pods of 8 half may have an L4, and all a T4."""
     two = NodeType((16, 16), ("L4", "T4"), 32_000, 131_072)
-    tables = learn({PodKind(8, 1): 1.0, PodKind(8, 1, wishes=of_model("T4")): 1.0}, {two: 1})
+    tables = learn({PodKind(8, 1): 1.0, PodKind(8, 1, selector=of_model("T4")): 1.0}, {two: 1})
     assert tables.prices == {(16, False): {8: pytest.approx(0.5)}}
     assert [tables.packed[GpuKind(16, model)][0][16] for model in ("L4", "T4")] == pytest.approx([8.0, 16.0])

@@ -18,10 +18,10 @@ from gpu_device_plugin.features.learning.rules.workload_mix import (
     kinds_of,
     largest_kind,
 )
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Amounts, Kind
-from gpu_device_plugin.scheduler.rules.pod_demand import Ask, Part
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 
 if TYPE_CHECKING:
     from collections.abc import ValuesView
@@ -130,13 +130,13 @@ def test_a_namespace_with_ever_new_kinds_pushes_out_its_own() -> None:
 def test_namespaces_that_hold_nothing_push_out_no_kinds_and_wishes_of_others_however_many_they_are() -> None:
     """Every namespace keeps a kind, and somebody may have thousands of them."""
     mix, plain = WorkloadMix(), [PodKind(1, 1, number) for number in range(20)]
-    choosy = [PodKind(2, 1, wishes=GpuPreferences((f"T{number}",))) for number in range(20)]
+    choosy = [PodKind(2, 1, selector=GpuSelector((f"T{number}",))) for number in range(20)]
     mix.hold({"team": 90.0, "small": 1.0}, 0.0)
     for kind in (*plain, *choosy):
         mix.add([kind], 0.0, "team")
     for number in range(3 * MOST_KINDS):
-        preferences = GpuPreferences((f"model {number}",)) if number % 3 == 0 else GpuPreferences()
-        mix.add([PodKind(1 + number % 80, 1, 7, wishes=preferences)] * 2, 0.0, f"other-{number}")
+        preferences = GpuSelector((f"model {number}",)) if number % 3 == 0 else GpuSelector()
+        mix.add([PodKind(1 + number % 80, 1, 7, selector=preferences)] * 2, 0.0, f"other-{number}")
     assert set(mix.by_namespace()["team"]) == {*plain, *choosy}
     others = [kind for name, kinds in mix.by_namespace().items() if name != "team" for kind in kinds]
     mix._forget()
@@ -162,12 +162,12 @@ def test_few_different_wishes_are_kept_and_each_once() -> None:
     """They are 8 KB each."""
     mix = WorkloadMix()
     for number in range(2 * MOST_WISHES):
-        mix.add([PodKind(4, 1, wishes=GpuPreferences((f"model {number}",)))], 0.0, "other")
+        mix.add([PodKind(4, 1, selector=GpuSelector((f"model {number}",)))], 0.0, "other")
     for shares in range(1, 4):
-        mix.add([PodKind(shares, 1, wishes=GpuPreferences(("T4",)))], 0.0, "team")
-    kept = {id(kind.wishes): kind.wishes for kind in parts_of(mix)}
+        mix.add([PodKind(shares, 1, selector=GpuSelector(("T4",)))], 0.0, "team")
+    kept = {id(kind.selector): kind.selector for kind in parts_of(mix)}
     assert len(kept) <= 2 * MOST_WISHES
-    assert list(kept.values()).count(GpuPreferences(("T4",))) == 1
+    assert list(kept.values()).count(GpuSelector(("T4",))) == 1
     assert len(mix.by_namespace()["team"]) == 3
 
 
@@ -187,15 +187,15 @@ def test_what_namespaces_hold_is_a_mean_in_which_the_last_hours_count_most() -> 
 def test_a_pod_is_a_kind_for_each_part_that_gets_gpus_of_its_own() -> None:
     """The first has all CPU and memory of the pod, so that they count once."""
     parts = (Part(Demand(Kind.MEMORY, 8, 2)), Part(Demand(Kind.COUNT, 3)), Part(Demand(Kind.MEMORY, 5)))
-    models = GpuPreferences(use_models=("T4",), avoid_models=("A10",))
-    preferences = GpuPreferences(("T4",), ("A10",), frozenset({"GPU-1"}), frozenset(), "spread", "spread")
-    assert kinds_of(Ask(parts, preferences), 2000, 64) == kinds_of(Ask(parts, models), 2000, 64)
-    assert kinds_of(Ask(parts, models), 2000, 64) == (
+    models = GpuSelector(use_models=("T4",), avoid_models=("A10",))
+    preferences = GpuSelector(("T4",), ("A10",), frozenset({"GPU-1"}), frozenset(), "spread", "spread")
+    assert kinds_of(GpuRequest(parts, preferences), 2000, 64) == kinds_of(GpuRequest(parts, models), 2000, 64)
+    assert kinds_of(GpuRequest(parts, models), 2000, 64) == (
         PodKind(4, 2, 2000, 64, models),
         PodKind(0, 3, 0, 0, models),
         PodKind(5, 1, 0, 0, models),
     )
-    assert kinds_of(Ask(), 500, 16) == (PodKind(0, 0, 500, 16),)
+    assert kinds_of(GpuRequest(), 500, 16) == (PodKind(0, 0, 500, 16),)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +219,6 @@ def test_the_largest_part_of_a_pod_stands_for_it_with_all_its_cpu() -> None:
     """A whole GPU is larger than any memory."""
     memory, whole = (Part(Demand(Kind.MEMORY, amount)) for amount in (4, 9)), Part(Demand(Kind.COUNT, 1))
     parts = tuple(memory)
-    assert largest_kind(Ask(parts), Amounts(2000, 64)) == PodKind(9, 1, 2000, 64)
-    assert largest_kind(Ask((*parts, whole)), Amounts(2000, 64)) == PodKind(0, 1, 2000, 64)
-    assert largest_kind(Ask(), Amounts(500, 16)) == PodKind(0, 0, 500, 16)
+    assert largest_kind(GpuRequest(parts), Amounts(2000, 64)) == PodKind(9, 1, 2000, 64)
+    assert largest_kind(GpuRequest((*parts, whole)), Amounts(2000, 64)) == PodKind(0, 1, 2000, 64)
+    assert largest_kind(GpuRequest(), Amounts(500, 16)) == PodKind(0, 0, 500, 16)

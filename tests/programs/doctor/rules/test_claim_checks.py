@@ -10,7 +10,7 @@ import pytest
 from gpu_device_plugin.features.claims.contract import DeviceRequest
 from gpu_device_plugin.features.claims.rules.pool import Present
 from gpu_device_plugin.programs.doctor.rules.cluster_checks import CHECKS
-from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms, NodeSeen, PartSeen, PodSeen
+from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms, ComponentStatus, NodeSeen, PodSeen
 from gpu_device_plugin.report.rules.finding import Unknown
 from tests.claim_values import claim, part, serving, whole, with_instances
 from tests.findings import told
@@ -163,7 +163,7 @@ def test_claims_that_wait_are_named() -> None:
 
 def test_what_the_other_checks_find_of_such_a_node() -> None:
     """That it offers its kubelet nothing is no fault; and pods that are served by claims need no promise."""
-    agents = (PartSeen(name="gpushare/agent-n1", node="n1", ready=True),)
+    agents = (ComponentStatus(name="gpushare/agent-n1", node="n1", ready=True),)
     by_claim = PodSeen(name="default/train", node="n1", scheduler="default-scheduler")
     for check in ("allocatable", "capacity", "share size", "placement"):
         assert of(check=check, agents=agents, pods=(by_claim,)) == []

@@ -16,7 +16,7 @@ from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance,
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.programs.doctor.rules.cluster_checks import CHECKS, examine_partly, set_count
 from gpu_device_plugin.programs.doctor.rules.component_checks import ADMISSION_POLICIES
-from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
+from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms, ComponentStatus, Lease, NodeSeen, PodSeen
 from gpu_device_plugin.report.rules.finding import Unknown, examine, worst
 from tests.findings import case, told
 from tests.names import COUNT, MEM
@@ -33,11 +33,11 @@ def node(name: str, switch: str | None = "true", profile: str | None = None, **c
     return replace(seen, **changes)
 
 
-def agent(on: str, **changes: Any) -> PartSeen:
-    return replace(PartSeen(name=f"gpushare/agent-{on}", node=on, ready=True, version="0.1.0"), **changes)
+def agent(on: str, **changes: Any) -> ComponentStatus:
+    return replace(ComponentStatus(name=f"gpushare/agent-{on}", node=on, ready=True, version="0.1.0"), **changes)
 
 
-EXTENDER = PartSeen(name="gpushare/scheduler-0", node="node-a", ready=True, version="0.1.0", asked=7)
+EXTENDER = ComponentStatus(name="gpushare/scheduler-0", node="node-a", ready=True, version="0.1.0", asked=7)
 POD = PodSeen(name="default/web", node="node-a", scheduler="gpushare-scheduler", promised=True)
 WELL = ClusterSymptoms(
     memory_resource=MEM,
@@ -237,7 +237,7 @@ WRONG = node("node-b", capacity={MEM: 30, COUNT: 1})
                 node("c", switch=None, other_plugins=OTHERS),
             ),
         ),
-        case("variables", "warning variable-set-by-pod", meddling=("default/greedy",)),
+        case("variables", "warning variable-set-by-pod", pods_overriding_visible_devices=("default/greedy",)),
         case(
             "capacity",
             f"warning capacity-differs node=node-b kubelet=1 agent=2 command={set_count('node-b', COUNT, 2)}",

@@ -28,7 +28,7 @@ from tests.views import listed_instance
 RESOURCES = ("aliyun.com/gpu-mem", "aliyun.com/gpu-count")
 
 
-def left_on(
+def free_capacity(
     labels: dict[str, str], annotations: dict[str, str], capacity: dict[str, int], condition: str = ""
 ) -> Leftovers:
     record = NodeRecord(
@@ -71,13 +71,13 @@ def test_of_annotations_the_gpus_the_limits_and_the_use_are_ours() -> None:
 def test_what_the_extender_wrote_and_cordons_go_too_and_what_a_person_wrote_for_others_stays() -> None:
     theirs = {KEEPS[0]: "true"}
     notes = {**theirs, **kept(theirs, "full"), HELD_ROOM: "{}", CORDONS: "{}"}
-    left = left_on({}, {key: text for key, text in notes.items() if text is not None}, {})
+    left = free_capacity({}, {key: text for key, text in notes.items() if text is not None}, {})
     assert set(left.annotations) == {KEEPS[1], KEPT_NODE, HELD_ROOM, CORDONS}
 
 
 def test_the_label_by_which_pods_select_limits_is_ours_and_the_wish_for_limits_is_the_administrators() -> None:
     """The label and the annotation of the limits have the same key."""
-    left = left_on({NODE_LIMITS: "mps", SET_LIMITS_LABEL: "mps"}, {NODE_LIMITS: "{}", NODE_USE: "{}"}, {})
+    left = free_capacity({NODE_LIMITS: "mps", SET_LIMITS_LABEL: "mps"}, {NODE_LIMITS: "{}", NODE_USE: "{}"}, {})
     assert left.metadata_patch == {
         "metadata": {"labels": {NODE_LIMITS: None}, "annotations": {NODE_LIMITS: None, NODE_USE: None}}
     }
@@ -85,7 +85,7 @@ def test_the_label_by_which_pods_select_limits_is_ours_and_the_wish_for_limits_i
 
 def test_leftovers_of_a_node_are_named_and_removed_by_two_patches() -> None:
     """The kubelet keeps the capacity with 0; the label zone and the annotation x are not the agent's."""
-    left = left_on(
+    left = free_capacity(
         {"gpu-device-plugin/count": "2", "zone": "a"},
         {NODE_GPUS: "{}", "x": "y"},
         {"cpu": 8, "aliyun.com/gpu-mem": 0},
@@ -102,25 +102,25 @@ def test_leftovers_of_a_node_are_named_and_removed_by_two_patches() -> None:
 
 
 def test_a_node_that_never_shared_has_no_leftovers() -> None:
-    none = left_on({"zone": "a"}, {}, {"cpu": 8})
+    none = free_capacity({"zone": "a"}, {}, {"cpu": 8})
     assert not none
     assert (none.metadata_patch, none.status_patch, str(none)) == ({}, {}, "")
 
 
 def test_the_switch_is_removed_where_it_still_enables_sharing() -> None:
-    left = left_on({"gpushare": "true"}, {}, {"aliyun.com/gpu-mem": 8})
+    left = free_capacity({"gpushare": "true"}, {}, {"aliyun.com/gpu-mem": 8})
     assert left.labelled
     assert left.metadata_patch == {"metadata": {"labels": {"gpushare": None}}}
 
 
 def test_the_condition_is_removed_by_its_type() -> None:
     """A strategic merge patch leaves the conditions of others, which a merge patch would replace."""
-    left = left_on({}, {}, {"aliyun.com/gpu-mem": 0}, "True")
+    left = free_capacity({}, {}, {"aliyun.com/gpu-mem": 0}, "True")
     assert str(left) == "capacity aliyun.com/gpu-mem; conditions GPUHealthy"
     nulls = {"aliyun.com/gpu-mem": None}
     gone = [{"type": "GPUHealthy", "$patch": "delete"}]
     assert left.status_patch == {"status": {"capacity": nulls, "allocatable": nulls, "conditions": gone}}
-    alone = left_on({}, {}, {}, "False")
+    alone = free_capacity({}, {}, {}, "False")
     assert (bool(alone), alone.metadata_patch, alone.status_patch) == (True, {}, {"status": {"conditions": gone}})
 
 

@@ -14,7 +14,7 @@ from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.doctor.rules.cluster_checks import CHECKS
 from gpu_device_plugin.programs.doctor.rules.limit_checks import asked_enforcement
-from gpu_device_plugin.programs.doctor.rules.symptoms import NodeSeen, PartSeen, PodSeen
+from gpu_device_plugin.programs.doctor.rules.symptoms import ComponentStatus, NodeSeen, PodSeen
 from tests.names import MEM
 from tests.programs.doctor.rules.test_cluster_checks import WELL, agent, node, of
 from tests.reports import ASKED, NO_LIMITS, SINCE, part, report
@@ -96,7 +96,7 @@ def test_a_node_that_wants_mps_needs_a_supervisor() -> None:
         node("d", labels={SCHEDULE_LABEL: "cgpu"}),
         reporting("e", enforcements=ADVISORY),
     )
-    ready = [PartSeen(name=f"gpushare/mps-{name}", node=name, ready=True) for name in "abd"]
+    ready = [ComponentStatus(name=f"gpushare/mps-{name}", node=name, ready=True) for name in "abd"]
     assert of("MPS", "nodes", nodes=wanting, supervisors=tuple(ready)) == ["ok supervisors nodes=3"]
     ready[1] = replace(ready[1], ready=False)
     assert of("MPS", "nodes", nodes=wanting, supervisors=tuple(ready[:2])) == ["error no-supervisor nodes=b, d"]
