@@ -37,9 +37,11 @@ from gpu_device_plugin.report.rules.gauges import ExtenderMetrics
 from gpu_device_plugin.scheduler.binding import Binding, Freshness
 from gpu_device_plugin.scheduler.cluster_state import Fleet, FleetEntry
 from gpu_device_plugin.scheduler.controller_context import DEFAULT_TIMINGS, ControllerContext
-from gpu_device_plugin.scheduler.extender_routes import ExtenderRoutes, Readiness
+from gpu_device_plugin.scheduler.extender_routes import ExtenderRoutes
 from gpu_device_plugin.scheduler.followed_objects import READ_ON_NODES as FOLLOWED_ON_NODES
 from gpu_device_plugin.scheduler.followed_objects import CapacityCache, is_stand_in, with_brief_use
+from gpu_device_plugin.scheduler.leader_tasks import LeaderTasks
+from gpu_device_plugin.scheduler.leadership import Readiness
 from gpu_device_plugin.scheduler.verbs import Verbs
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import UsageError
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.scheduler.controller_context import ExtenderTimings
-    from gpu_device_plugin.scheduler.extender_routes import Watches
+    from gpu_device_plugin.scheduler.leadership import Watches
     from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
     from gpu_device_plugin.settings.forms import Address
 
@@ -147,11 +149,11 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             self.verbs.evaluator,
             self.verbs.waiting.refused,
             self.readiness,
-            catch_up=self._caught_up,
         )
         catch_up = partial(self._pods.caught_up, timings.catch_up_s)
         self.resizes.before_write = before_bind = self.capacity.before_bind
-        self._resize = partial(self.resizes.run, self.readiness.active_term, catch_up)
+        self.resizes.catch_up = catch_up
+        self._leader_tasks = LeaderTasks(self.readiness, [*self.resizes.leader_steps(), *self.capacity.leader_steps()])
         current = Freshness(catch_up, context.clock, lambda: self.readiness.term)
         self.binding = Binding(
             context, followed, current=current, ranks=self.verbs.evaluator.ranks, before_bind=before_bind
@@ -194,8 +196,8 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                 tasks.create_task(self._learner.run(), name="learn")
                 tasks.create_task(self._tick(), name="expire vanished pods")
                 tasks.create_task(self._nominator.run(), name="nominate nodes")
-                tasks.create_task(self._resize(), name="resize pods")
-                tasks.create_task(self.capacity.run(), name="care for the capacity")
+                tasks.create_task(self._leader_tasks.run(), name="tasks of the active extender")
+                tasks.create_task(self.capacity.run(), name="events of the capacity controller")
                 tasks.create_task(self._log_when_ready(), name="log when ready")
                 if self._lease is not None:
                     tasks.create_task(self._lease.run(), name="elect a leader")
@@ -206,7 +208,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                     # Bindings in progress end before the lease is released: the next leader lists pods before it binds,
                     # and would miss a binding still in flight.
                     self.readiness.shutting_down = True
-                    await self.resizes.finished()
+                    await self.resizes.close()
                     await servers.aclose()
 
     async def _serve(
@@ -243,9 +245,6 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         # A pod without GPUs says something of what comes to nodes with GPUs if its node is known to be one.
         await self._nodes.wait_synced()
         await self._pods.run()
-
-    async def _caught_up(self) -> None:
-        await asyncio.gather(*(watch.caught_up(self._context.timings.catch_up_s) for watch in self.watches.values()))
 
     async def _tick(self) -> NoReturn:
         while True:

@@ -177,8 +177,8 @@ class Autoscaler:
 
     # --- Nodes --------------------------------------------------------------------------------------------------------
 
-    async def open(self) -> None:
-        """Remove `STARTUP_TAINT` from nodes whose kubelets offer GPUs. Raises ApiError."""
+    async def remove_startup_taints(self) -> None:
+        """Open new nodes to pods: remove `STARTUP_TAINT` from nodes whose kubelets offer GPUs. Raises ApiError."""
         candidates = self._context.fleet.candidates
         for node in tuple(self._followed.unsettled.values()):
             there = candidates.get(node.name)

@@ -197,7 +197,7 @@ class Mover:
         if there.left is not None and pod.node_name != name and not there.left.cover(pod.amounts):
             return f"node {name} has too little CPU or memory left"
         if why:
-            return f"its own terms, or the node's taints, keep it from node {name}"
+            return f"node affinity, selector or taints exclude node {name}"
         return there
 
     async def _hold(self, pod: Pod, owner: Owner, node: str, shares: Shares) -> str:

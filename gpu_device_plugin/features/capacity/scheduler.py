@@ -1,13 +1,13 @@
-"""Run the care for the cluster's capacity while this extender is the active one."""
+"""The capacity controller: what the active extender does so that pods have nodes, and nodes pods."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.features.capacity.autoscaler import Autoscaler
 from gpu_device_plugin.features.capacity.growing import Grower
 from gpu_device_plugin.features.capacity.keeping import Keeper
@@ -16,16 +16,17 @@ from gpu_device_plugin.features.capacity.moving import MANIFEST, Mover, Rebalanc
 from gpu_device_plugin.features.capacity.waiters import Waiters
 from gpu_device_plugin.features.idle.scheduler import IdleActions
 from gpu_device_plugin.kubernetes.client.config import SERVICE_ACCOUNT
-from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
+from gpu_device_plugin.kubernetes.client.errors import ApiError
 from gpu_device_plugin.kubernetes.writers.events import EventWriter
+from gpu_device_plugin.scheduler.leader_tasks import LeaderStep
 from gpu_device_plugin.settings.common import own_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable
+    from collections.abc import Awaitable, Callable, Hashable, Iterable
 
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.extender_routes import Readiness
     from gpu_device_plugin.scheduler.followed_objects import CapacityCache
+    from gpu_device_plugin.scheduler.leadership import Readiness
     from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
 
 T = TypeVar("T")
@@ -51,18 +52,11 @@ class Capacity:
         evaluator: NodeEvaluator,
         refused: Callable[[str], bool],
         readiness: Readiness,
-        *,
-        catch_up: Callable[[], Awaitable[None]],
     ) -> None:
-        """Prepare to do it.
-
-        `catch_up` returns once all that other extenders have done is known, of pods and of nodes; it raises ApiError or
-        TimeoutError.
-        """
+        """Prepare to do it."""
         self._context = context
         self._followed = followed
         self._readiness = readiness
-        self._catch_up = catch_up
         self._events = EventWriter(context.client, instance=context.settings().holder())
         namespace = own_namespace(SERVICE_ACCOUNT, "kube-system")
         waiters = Waiters(context, followed, evaluator, refused)
@@ -82,51 +76,32 @@ class Capacity:
         """By name of a step, when it may be taken again, monotonic seconds."""
 
     async def run(self) -> NoReturn:
-        """Take care. Ends only by cancellation."""
-        await together(self._rounds(), self._events.run())
+        """Write its Events. Ends only by cancellation."""
+        await self._events.run()
 
-    async def _rounds(self) -> NoReturn:
-        while True:
-            try:
-                if await self._leads():
-                    for step in (
-                        self._autoscaler.open,
-                        self._shelter,
-                        self._keep,
-                        self.mover.obey,
-                        self._rebalance,
-                        self.idle.look,
-                        self._grow,
-                    ):
-                        await self._done(step)
-            except (ApiError, TimeoutError) as error:
-                _told(error)
-            await asyncio.sleep(self._context.timings.capacity_s)
+    def leader_steps(self) -> Iterable[LeaderStep]:
+        """Return what it does while this extender is the active one."""
+        step = partial(
+            LeaderStep,
+            "capacity controller",
+            pause_s=self._context.timings.capacity_s,
+            waits="the capacity controller failed; retrying",
+            manifest=MANIFEST,
+        )
+        yield step(self._autoscaler.remove_startup_taints, self._forget)
+        for run in self._shelter, self._keep, self.mover.obey, self._rebalance, self._grow:
+            yield step(run)
+        yield from self.idle.leader_steps()
 
-    async def _leads(self) -> bool:
-        """Return whether this extender is the active one, and knows what others have done. Raises ApiError."""
-        term = await self._readiness.active_term()
-        if term is not None and term != self._term:
-            await self._catch_up()
-            self._followed.holds.forget()
-            self._autoscaler.forget()
-            self.idle.forget()
-            self.rebalancer.forget()
-            self.keeper.forget()
-            self._rested_at.clear()
-            self._decided = None
-            self._kinds.forget()
+    def _forget(self, term: Hashable) -> None:
         self._term = term
-        return term is not None
-
-    async def _done(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Take one step, whose failure keeps none of the others."""
-        try:
-            await step()
-        except ApiError as error:
-            _told(error)
-        except Exception:  # noqa: BLE001 - whatever is wrong here, pods have to be scheduled
-            _log.exception("a step of the care for the cluster's capacity failed", extra={"once_per_s": 60})
+        self._followed.holds.forget()
+        self._autoscaler.forget()
+        self.rebalancer.forget()
+        self.keeper.forget()
+        self._rested_at.clear()
+        self._decided = None
+        self._kinds.forget()
 
     async def _shelter(self) -> None:
         self._followed.holds.expire()
@@ -199,8 +174,3 @@ class Capacity:
         finally:
             now = self._context.clock()
             self._rested_at[name] = now + _REST * (now - began)
-
-
-def _told(error: Exception) -> None:
-    hint = f"; apply {MANIFEST}" if isinstance(error, ForbiddenError) else ""
-    _log.warning("the care for the cluster's capacity waits", extra={"why": f"{error}{hint}", "once_per_s": 60})

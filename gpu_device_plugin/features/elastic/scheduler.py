@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.turns import in_turns
@@ -22,10 +22,11 @@ from gpu_device_plugin.kubernetes.client.errors import (
 from gpu_device_plugin.kubernetes.objects.decoding import NAMESPACES, read_metadata, version_number
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, PLACES
 from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S
+from gpu_device_plugin.scheduler.leader_tasks import LeaderStep
 from gpu_device_plugin.scheduler.rules.usage import NO_GROWTH
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
@@ -89,6 +90,8 @@ class Resizes:
     _context: ControllerContext
     before_write: Callable[[str, object], Awaitable[object]] = field(init=False)
     """Awaited before a promise is written that the fleet counts on a node already, with the node and the pod's name."""
+    catch_up: Callable[[], Awaitable[object]] = field(init=False)
+    """Returns once the fleet has all bindings that other extenders have made; raises ApiError or TimeoutError."""
 
     def __post_init__(self) -> None:
         self._pods: dict[str, Pod] = {}
@@ -110,6 +113,7 @@ class Resizes:
         self._term: Hashable | None = None
         self._labels: OrderedDict[str, tuple[float, Mapping[str, str]]] = OrderedDict()
         self._writing = asyncio.Lock()
+        self._closed = False
 
     def __repr__(self) -> str:
         return f"<Resizes: {len(self._pods)} pods, {len(self._queued)} queued, {len(self._claims)} claimed>"
@@ -283,38 +287,30 @@ class Resizes:
 
     # --- By the active extender ---------------------------------------------------------------------------------------
 
-    async def run(
-        self, term: Callable[[], Awaitable[Hashable | None]], catch_up: Callable[[], Awaitable[None]]
-    ) -> NoReturn:
-        """Answer wishes while there is a `term` (see `Readiness.active_term`). Ends only by cancellation.
+    def leader_steps(self) -> Iterable[LeaderStep]:
+        """Return what it does while this extender is the active one."""
+        pause_s = self._context.timings.resize_s
+        return (LeaderStep("resizing", self._answer, self._begin, pause_s=pause_s, waits="resizes of pods wait"),)
 
-        `catch_up` returns once the fleet has all bindings that other extenders have made; it raises ApiError or
-        TimeoutError.
-        """
-        while True:
-            await asyncio.sleep(self._context.timings.resize_s)
-            try:
-                # The lock spans awaits on purpose: `finished` waits for what is under way.
-                async with self._writing:
-                    if self.due():
-                        await self._answer(await term(), catch_up)
-            except (ApiError, TimeoutError) as error:
-                _log.warning("resizes of pods wait", extra={"why": str(error), "once_per_s": 60})
-
-    async def finished(self) -> None:
-        """Return once no promise is being written; without a term none will be."""
+    async def close(self) -> None:
+        """Return once no promise is being written; none will be."""
+        self._closed = True
         async with self._writing:
             return
 
-    async def _answer(self, term: Hashable | None, catch_up: Callable[[], Awaitable[None]]) -> None:
-        expired, new = self.expired(), term != self._term
-        if term is not None and (new or expired):
-            await catch_up()
-            self.give_up(expired)
-            for uid in self._pods if new else ():
-                self._queue(uid)
+    def _begin(self, term: Hashable) -> None:
         self._term = term
-        if term is not None:
+        for uid in self._pods:
+            self._queue(uid)
+
+    async def _answer(self) -> None:
+        # The lock spans awaits on purpose: `close` waits for what is under way.
+        async with self._writing:
+            if self._closed or not self.due():
+                return
+            if expired := self.expired():
+                await self.catch_up()
+                self.give_up(expired)
             await asyncio.gather(*map(self._resize, self.take(_MOST)))
 
     async def _resize(self, pod: Pod) -> None:

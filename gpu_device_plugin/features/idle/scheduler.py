@@ -17,9 +17,10 @@ from gpu_device_plugin.kubernetes.writers.evictions import EvictionOutcome, evic
 from gpu_device_plugin.kubernetes.writers.workloads import NotScalableError, pods_of, scale_to_zero, workload_of
 from gpu_device_plugin.model.contract.keys import WHEN_IDLE
 from gpu_device_plugin.model.times import rfc3339
+from gpu_device_plugin.scheduler.leader_tasks import LeaderStep
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.features.idle.rules import IdlePod, Warned
     from gpu_device_plugin.kubernetes.writers.events import EventWriter
@@ -58,19 +59,19 @@ class IdleActions:
         """By UID of a pod or of the controller of some, when something is tried again, monotonic seconds."""
         self._namespaces: dict[str, tuple[float, Mapping[str, str]]] = {}
 
-    def forget(self) -> None:
-        """Forget whom it has warned: this extender begins to lead, and others may have acted meanwhile."""
-        self._warned = {}
+    def leader_steps(self) -> Iterable[LeaderStep]:
+        """Return what it does while this extender is the active one."""
+        pause_s = self._context.timings.capacity_s
+        return (LeaderStep("idle controller", self.look, self._forget, pause_s=pause_s, waits="idle pods wait"),)
+
+    def _forget(self, _term: Hashable) -> None:
+        self._warned = {}  # others may have acted meanwhile
 
     async def look(self) -> None:
-        """Warn the pods that became idle, and do what is due, if the last look was long ago."""
-        if self._context.clock() - self._looked_at < self.look_s:
-            return
-        self._looked_at = self._context.clock()
-        try:
+        """Warn the pods that became idle, and do what is due, if the last look was long ago. Raises ApiError."""
+        if self._context.clock() - self._looked_at >= self.look_s:
+            self._looked_at = self._context.clock()
             await self._act([pod for pod in self._followed.idle() if idle_since(pod)])
-        except ApiError as error:
-            _log.warning("idle pods wait", extra={"why": str(error), "once_per_s": 60})
 
     async def _act(self, pods: Sequence[Pod]) -> None:
         self._namespaces = self._namespaces if pods else {}

@@ -53,7 +53,7 @@ async def replaced(w: ExtenderWorld, name: str, by: str, mem: int = 4) -> str:
 
 
 def leads(running: Running) -> bool:
-    return running.extender.capacity._term is not None
+    return running.extender._leader_tasks._term is not None
 
 
 async def test_a_pod_is_moved_to_the_gpu_that_was_named() -> None:
@@ -190,7 +190,7 @@ async def test_a_pod_whose_terms_are_too_long_to_be_kept_is_not_moved(keep_nodes
         await w.start()
         wants(w, "p", "b")
         await w.until(lambda: going(w, "p") or bool(refusal(w, "p")))
-        assert refusal(w, "p") == "its own terms, or the node's taints, keep it from node b"
+        assert refusal(w, "p") == "node affinity, selector or taints exclude node b"
 
 
 async def test_a_pod_goes_to_a_node_that_is_not_ready_if_it_tolerates_that() -> None:

@@ -77,8 +77,11 @@ class World:
 
     async def round(self, catch_up: Callable[[], Awaitable[None]] = nothing, *, term: str = "first") -> None:
         """Let the active extender answer what is due."""
-        if self.resizes.due():
-            await self.resizes._answer(term, catch_up)
+        self.resizes.catch_up = catch_up
+        if term != self.resizes._term:
+            await catch_up()
+            self.resizes._begin(term)
+        await self.resizes._answer()
 
     @property
     def free(self) -> int:

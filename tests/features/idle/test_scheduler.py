@@ -265,7 +265,7 @@ async def test_an_extender_that_begins_to_lead_warns_anew() -> None:
     async with scene() as its:
         its.pod("web", "evict")
         await its.look()
-        its.idle.forget()
+        its.idle._forget("new")
         await its.look(WARNING_S)
         assert not its.going("web")
         await its.look(WARNING_S)
