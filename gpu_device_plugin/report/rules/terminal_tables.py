@@ -15,8 +15,7 @@ from gpu_device_plugin.report.rules.held_instances import asked_instances
 from gpu_device_plugin.report.rules.node_answers import asked_amounts
 from gpu_device_plugin.report.rules.node_view import sums_of
 from gpu_device_plugin.report.rules.pod_causes import asked_amount
-from gpu_device_plugin.report.rules.printing import counted, place, ranges
-from gpu_device_plugin.report.rules.use_texts import age, duration, idle, limit
+from gpu_device_plugin.report.rules.printing import age, counted, duration, idle, limit, place, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
