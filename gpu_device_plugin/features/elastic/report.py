@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gpu_device_plugin.features.elastic.contract import Size
-    from gpu_device_plugin.features.use.contract import ContainerUse
+    from gpu_device_plugin.model.contract.node_use import ContainerUse
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu
     from gpu_device_plugin.model.pods import Container, Pod
     from gpu_device_plugin.model.resources import Resource

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.use.contract import asked_s, exceeds, not_held, to_return, trespasses
+from gpu_device_plugin.model.contract.node_use import asked_s, exceeds, not_held, to_return, trespasses
 from gpu_device_plugin.model.limits import LimitStatus
 from gpu_device_plugin.report.rules.columns import aligned
 from gpu_device_plugin.report.rules.finding import grouped, note
@@ -13,7 +13,7 @@ from gpu_device_plugin.report.rules.printing import age, container, counted, fir
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from gpu_device_plugin.features.use.contract import ContainerUse, NodeReport, NodeUse
+    from gpu_device_plugin.model.contract.node_use import ContainerUse, NodeReport, NodeUse
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.report.rules.finding import Finding

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.use.contract import not_held
 from gpu_device_plugin.features.use.report import at_a_glance, memory_in_use
+from gpu_device_plugin.model.contract.node_use import not_held
 from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.report.rules.columns import aligned

@@ -43,9 +43,9 @@ from gpu_device_plugin.scheduler.rules.usage import usage_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.features.claims.contract import Claim, Device, DeviceRequest, PodClaim
-    from gpu_device_plugin.features.use.contract import NodeReport
-    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.features.claims.contract import Claim, Device, DeviceRequest
+    from gpu_device_plugin.model.contract.node_use import NodeReport
+    from gpu_device_plugin.model.pods import Pod, PodClaim
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.rules.node_view import NodeView
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.use.contract import idle_s
+from gpu_device_plugin.model.contract.node_use import idle_s
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpu_device_plugin.features.history.contract import ContainerHistory, IncidentProcess, IncidentSummary
-    from gpu_device_plugin.features.use.contract import ContainerUse, NodeReport
+    from gpu_device_plugin.model.contract.node_use import ContainerUse, NodeReport
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 
 MOST_NAMED = 5

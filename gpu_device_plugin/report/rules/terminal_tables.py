@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.claims.claimed_gpus import label, taken, waits_for_ours
-from gpu_device_plugin.features.use.contract import exceeds, not_held, to_return, trespasses
 from gpu_device_plugin.model.contract.keys import OVER_USE
+from gpu_device_plugin.model.contract.node_use import exceeds, not_held, to_return, trespasses
 from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.report.rules.columns import Layout, Line, Row, Tone, columns, fitted, table
 from gpu_device_plugin.report.rules.held_instances import asked_instances
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.features.claims.contract import Claim
-    from gpu_device_plugin.features.use.contract import ContainerUse
+    from gpu_device_plugin.model.contract.node_use import ContainerUse
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.rules.held_instances import Instances

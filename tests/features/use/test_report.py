@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from gpu_device_plugin.features.over_use.report import told_over_use
-from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeReport, asked_s
 from gpu_device_plugin.features.use.report import at_a_glance, does_not_hold, memory_in_use, of_pod, uses
 from gpu_device_plugin.model.contract.keys import ALLOCATION, OVER_USE
+from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, NodeReport, asked_s
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
