@@ -36,8 +36,7 @@ from gpu_device_plugin.features.cost.report import (
 from gpu_device_plugin.features.cost.rules import GIVEN, MEMORY, Period, account
 from gpu_device_plugin.model.times import epoch_s, rfc3339, seconds
 from gpu_device_plugin.report.rules.columns import Line
-from gpu_device_plugin.report.rules.printing import counted, first
-from gpu_device_plugin.report.rules.use_texts import duration
+from gpu_device_plugin.report.rules.printing import counted, duration, first
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
