@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.kubernetes.client.api_client import Timing
 from gpu_device_plugin.kubernetes.lease import LeaseTiming
 from gpu_device_plugin.kubernetes.reflector import ReflectorTiming
+from gpu_device_plugin.scheduler.extension import SchedulerFeatures
+from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,3 +79,12 @@ class ControllerContext:
     """Returns monotonic seconds."""
     wall: Callable[[], float] = time.time
     """Returns seconds since the epoch."""
+    features: SchedulerFeatures = field(default_factory=SchedulerFeatures)
+    """Those made so far, the ones before it in the list; a feature may need only those that the list says."""
+    refused: Callable[[str], bool] = lambda _uid: False
+    """Returns whether no node that kube-scheduler has named last for a pod, by UID, had room for it."""
+
+    @cached_property
+    def evaluator(self) -> NodeEvaluator:
+        """What judges nodes for all parts, which share its results."""
+        return NodeEvaluator(self.fleet.now)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import uuid
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,6 +16,8 @@ from gpu_device_plugin.aio.http import STRANGERS, ListenError, serving_routes, w
 from gpu_device_plugin.aio.waiting import for_ever
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.capacity.scheduler import Capacity
+from gpu_device_plugin.features.capacity.settings import CapacitySettings
+from gpu_device_plugin.features.elastic.contract import read_wish
 from gpu_device_plugin.features.learning.scheduler import Learner
 from gpu_device_plugin.features.sample_misses.scheduler import Nominator
 from gpu_device_plugin.kubernetes.client.api_client import Client
@@ -25,6 +28,7 @@ from gpu_device_plugin.kubernetes.reflector import Reflector
 from gpu_device_plugin.kubernetes.writers.binder import Binder, BinderTiming
 from gpu_device_plugin.lifetime import ReloadingProgram, freeze_objects, tls_of
 from gpu_device_plugin.model.contract.keys import (
+    MEMORY_LIMIT,
     NODE_USE,
     READ_BY_AGENT,
     READ_ON_NODES,
@@ -33,28 +37,36 @@ from gpu_device_plugin.model.contract.keys import (
     MalformedAnnotationError,
 )
 from gpu_device_plugin.model.contract.promises import promises
+from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules.gauges import ExtenderMetrics
 from gpu_device_plugin.scheduler.binding import Binding, Freshness
 from gpu_device_plugin.scheduler.cluster_state import Fleet, FleetEntry
 from gpu_device_plugin.scheduler.controller_context import DEFAULT_TIMINGS, ControllerContext
 from gpu_device_plugin.scheduler.extender_routes import ExtenderRoutes, Readiness
+from gpu_device_plugin.scheduler.extension import Reserved, SchedulerFeature
 from gpu_device_plugin.scheduler.followed_objects import READ_ON_NODES as FOLLOWED_ON_NODES
 from gpu_device_plugin.scheduler.followed_objects import CapacityCache, is_stand_in, with_brief_use
+from gpu_device_plugin.scheduler.rules.fitting import with_room_to_borrow
 from gpu_device_plugin.scheduler.verbs import Verbs
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     import msgspec
 
     from gpu_device_plugin.aio.http import Route
+    from gpu_device_plugin.feature_list import FeatureSpec
     from gpu_device_plugin.kubernetes.client.errors import ApiError
     from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.scheduler.controller_context import ExtenderTimings
     from gpu_device_plugin.scheduler.extender_routes import Watches
+    from gpu_device_plugin.scheduler.extension import Tasks
+    from gpu_device_plugin.scheduler.rules.candidate import Candidate
+    from gpu_device_plugin.scheduler.rules.fitting import Fit
+    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
     from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
     from gpu_device_plugin.settings.forms import Address
 
@@ -69,10 +81,14 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         settings: ExtenderSettings,
         config: ClusterConfig,
         *,
+        features: Iterable[FeatureSpec] = (),
         timings: ExtenderTimings = DEFAULT_TIMINGS,
         when_read: Callable[[], None] = freeze_objects,
     ) -> None:
-        """Prepare; nothing is sent before `run`. `when_read` is called once, when the cluster has been read."""
+        """Prepare an extender with these features; nothing is sent before `run`.
+
+        `when_read` is called once, when the cluster has been read.
+        """
         super().__init__(settings)
         self._when_read = when_read
         resources = settings.offered
@@ -82,13 +98,10 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             if settings.http is not None
             else m.Metrics()
         )
+        node_reader = NodeReader(names, self._reads_on_nodes)
         self._pod_reader = PodReader(names, READ_ON_PODS.__contains__, sums=True, owners=True)
         # A pod whose JSON names none of our resources asks for none.
         self._ours = tuple(f'"{name}"'.encode() for name in (*names, STAND_IN))
-        kept = READ_ON_NODES | FOLLOWED_ON_NODES | {NODE_USE}
-        # Pods that wait, or are to go elsewhere, may go where the labels of nodes allow it.
-        all_labels = settings.follows_every_pod or settings.follows_waiting_pods
-        node_reader = NodeReader(names, lambda key: all_labels or key in kept)
         self.fleet = Fleet(
             resources,
             vanished_grace_s=settings.vanished_grace_s,
@@ -107,6 +120,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             self.fleet, client, binder, resources, metrics, lambda: self.settings, timings
         )
         self._followed = followed = CapacityCache(context)
+        self.features = context.features
         self.resizes = followed.resizes
         self._nodes: Reflector[NodeRecord] = Reflector(
             client,
@@ -122,10 +136,9 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         """The reflectors of the cluster, by the plural of the kind."""
         self._nominator = Nominator(context)
         self.verbs = Verbs(context, followed, self._nominator, lambda: next(iter(self.unready()), ""))
-        self._preparing = Worker(self.verbs.evaluator.prepare)  # for the next request, as soon as the fleet changes
+        self._preparing = Worker(context.evaluator.prepare)  # for the next request, as soon as the fleet changes
         self.fleet.on_change = self._preparing.wake
         self._learner = Learner(context, self.verbs.evaluator)
-        followed.observe = self._learner.observe
         self._lease = (
             Lease(
                 client,
@@ -150,12 +163,17 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             catch_up=self._caught_up,
         )
         catch_up = partial(self._pods.caught_up, timings.catch_up_s)
-        self.resizes.before_write = before_bind = self.capacity.before_bind
-        self._resize = partial(self.resizes.run, self.readiness.active_term, catch_up)
-        current = Freshness(catch_up, context.clock, lambda: self.readiness.term)
-        self.binding = Binding(
-            context, followed, current=current, ranks=self.verbs.evaluator.ranks, before_bind=before_bind
+        self.resizes.before_write = context.features.before_bind
+        self.features.make(features, context)
+        self.features.add(
+            _Rest(followed, self.capacity, partial(self.resizes.run, self.readiness.active_term, catch_up))
         )
+        self.features.add(self._learner)
+        keys = [feature.keys_of_nodes() for feature in self.features]
+        self._all_labels = None in keys
+        self._keys_of_nodes = (READ_ON_NODES | {NODE_USE}).union(*filter(None, keys))
+        current = Freshness(catch_up, context.clock, lambda: self.readiness.term)
+        self.binding = Binding(context, current)
         self.routes = ExtenderRoutes(context, self.verbs, self.binding, self.readiness)
         self.ports: dict[str, int] = {}
         """The listening ports by setting, once open."""
@@ -191,12 +209,12 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                 tasks.create_task(self._follow_pods(), name="watch pods")
                 tasks.create_task(self.binding.resolve_doubts(), name="resolve doubts")
                 tasks.create_task(self._preparing.run(), name="prepare after changes")
-                tasks.create_task(self._learner.run(), name="learn")
                 tasks.create_task(self._tick(), name="expire vanished pods")
                 tasks.create_task(self._nominator.run(), name="nominate nodes")
-                tasks.create_task(self._resize(), name="resize pods")
-                tasks.create_task(self.capacity.run(), name="care for the capacity")
                 tasks.create_task(self._log_when_ready(), name="log when ready")
+                for feature in self.features:
+                    for task in feature.tasks():
+                        tasks.create_task(task)
                 if self._lease is not None:
                     tasks.create_task(self._lease.run(), name="elect a leader")
                     tasks.create_task(self._follow_leader(self._lease), name="follow the leader")
@@ -206,7 +224,8 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                     # Bindings in progress end before the lease is released: the next leader lists pods before it binds,
                     # and would miss a binding still in flight.
                     self.readiness.shutting_down = True
-                    await self.resizes.finished()
+                    for feature in self.features:
+                        await feature.finished()
                     await servers.aclose()
 
     async def _serve(
@@ -219,6 +238,9 @@ class Extender(ReloadingProgram[ExtenderSettings]):
 
     # --- The cluster ----------------------------------------------------------------------------------------------
 
+    def _reads_on_nodes(self, key: str) -> bool:
+        return self._all_labels or key in self._keys_of_nodes
+
     def _read_pod(self, raw: msgspec.Raw) -> Pod | OtherPod | None:
         whole = bytes(raw)
         if not any(name in whole for name in self._ours):
@@ -229,7 +251,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                 "ignoring invalid limits of a pod", extra={"pod": f"{pod.namespace}/{pod.name}", "why": ignored[0]}
             )
         if pod.containers or is_stand_in(pod):
-            return self._followed.with_facts(pod, raw)
+            return self.features.read_pod(pod, raw)
         return self._pod_reader.read_other(raw)
 
     def _unplaced(self, pod: Pod) -> None:
@@ -287,18 +309,13 @@ class Extender(ReloadingProgram[ExtenderSettings]):
 
     def state(self) -> ExtenderMetrics:
         """Return the state that the metrics export."""
-        return ExtenderMetrics(
+        known = ExtenderMetrics(
             leader=self.readiness.leading,
             pods=sum(not entry.held_for for entry in self.fleet.entries.values()),
             pending=len(self.fleet.pending),
             oldest_s=self.verbs.waiting.oldest_s(),
             claims=sum(entry.claimed for entry in self.fleet.entries.values()),
             in_doubt=self.binding.doubts,
-            learned=self._learner.in_force,
-            distrusted=len(self._learner.distrusted),
-            wanted=len(self.capacity.grower.latest),
-            kept=len(self.capacity.keeper.latest.stay),
-            held=len(self._followed.holds.rooms),
             watches={
                 kind: (watch.live, watch.silent_s, watch.lists, watch.unreadable)
                 for kind, watch in self.watches.items()
@@ -306,5 +323,51 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             waiting=self.verbs.waiting.counts(),
             # Of GPUs that kube-scheduler allocates we do not know which are in use.
             nodes=[node for node in self.fleet.candidates.values() if not node.gpus.claims],
-            stranded=self.verbs.evaluator.stranded(),
+        )
+        return self.features.measured(known)
+
+
+class _Rest(SchedulerFeature):
+    """What is no feature of its own yet."""
+
+    def __init__(
+        self, followed: CapacityCache, capacity: Capacity, resize: Callable[[], Coroutine[Any, Any, NoReturn]]
+    ) -> None:
+        self._followed, self._capacity, self._resize = followed, capacity, resize
+
+    def keys_of_nodes(self) -> frozenset[str] | None:
+        # Pods that wait, or are to go elsewhere, may go where the labels of nodes allow it.
+        settings = self._followed._context.settings().of(CapacitySettings)
+        return None if settings.follows_every_pod or settings.follows_waiting_pods else FOLLOWED_ON_NODES
+
+    def read_pod(self, pod: Pod, raw: msgspec.Raw) -> Pod:
+        return self._followed.with_facts(pod, raw)
+
+    def reserved(self, pod: Pod, asked: GpuRequest, nodes: Sequence[str]) -> Reserved | None:
+        held = self._followed.holds.for_pod(pod, asked, nodes)
+        return None if held is None else Reserved(*held, lambda by: self._followed.holds.taken(held[0], by))
+
+    def prefer(self, fit: Fit, asked: GpuRequest, node: Candidate, pod: Pod) -> Fit:
+        if MEMORY_LIMIT not in pod.annotations:
+            return fit
+        wish = read_wish(pod.annotations, MEMORY_LIMIT)
+        members = [member for part in asked.parts if part.demand.kind is Kind.MEMORY for member in part.members]
+        borrows = any((wish.of(container.name) or 0) > amount for container, amount in members)
+        return with_room_to_borrow(fit, asked, node, self._followed.used_mib.get(node.name, {})) if borrows else fit
+
+    async def before_bind(self, node: str, pod: object) -> str:
+        return await self._capacity.before_bind(node, pod)
+
+    def tasks(self) -> Tasks:
+        return [self._resize(), self._capacity.run()]
+
+    async def finished(self) -> None:
+        await self._followed.resizes.finished()
+
+    def measured(self, metrics: ExtenderMetrics) -> ExtenderMetrics:
+        return replace(
+            metrics,
+            wanted=len(self._capacity.grower.latest),
+            kept=len(self._capacity.keeper.latest.stay),
+            held=len(self._followed.holds.rooms),
         )

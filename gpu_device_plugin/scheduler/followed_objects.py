@@ -11,6 +11,7 @@ import msgspec
 from gpu_device_plugin.features.capacity.arrangement import evictability
 from gpu_device_plugin.features.capacity.held_room import Holds
 from gpu_device_plugin.features.capacity.rules.movable import Evictability, Residents
+from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.features.elastic.scheduler import Resizes
 from gpu_device_plugin.kubernetes.objects.decoding import OF_ONE_NODE
 from gpu_device_plugin.kubernetes.store import Store, replacing
@@ -37,7 +38,7 @@ from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.model.gpus import Links
     from gpu_device_plugin.model.nodes import NodeRecord
@@ -78,13 +79,11 @@ class CapacityCache:
     _context: ControllerContext
 
     def __post_init__(self) -> None:
-        settings = self._context.settings()
+        settings = self._context.settings().of(CapacitySettings)
         self.every_pod = settings.follows_every_pod
         """Keep all bound pods, and what decides whether they may be moved; not those alone that are to be moved."""
         self._waiting_pods = settings.follows_waiting_pods
         """Keep what decides which nodes would help the pods that wait."""
-        self.observe: Callable[[Pod | OtherPod], None] = lambda _pod: None
-        """Called with each pod once, when it is seen bound."""
         self.holds = Holds(self._context)
         self.resizes = Resizes(self._context)
         self.pods: dict[str, Pod] = {}
@@ -116,11 +115,13 @@ class CapacityCache:
     def put_pod(self, pod: Pod | OtherPod) -> None:
         """Add or update a pod."""
         if self._comes(pod):
-            self.observe(pod)
+            self._observe(pod)
         if isinstance(pod, OtherPod):
             self._context.fleet.put_other(pod)
             return
         self._context.fleet.put_pod(pod, self._context.clock())
+        for feature in self._context.features:
+            feature.put_pod(pod)
         self.resizes.put(pod)
         self._keep(pod)
 
@@ -130,6 +131,8 @@ class CapacityCache:
             self._context.fleet.remove_other(pod)
             return
         self._context.fleet.remove_pod(pod, self._context.clock())
+        for feature in self._context.features:
+            feature.remove_pod(pod.uid)
         self.resizes.remove(pod.uid)
         self._forget(pod.uid)
 
@@ -137,15 +140,21 @@ class CapacityCache:
         """Replace all pods."""
         # The mix of pods forgets by the time between them, so they come in their order.
         for each in sorted(filter(self._comes, pods), key=lambda pod: pod.created)[-_MOST_COUNTED:]:
-            self.observe(each)
+            self._observe(each)
         there = {pod.uid: pod for pod in pods if isinstance(pod, Pod)}
         self._context.fleet.replace_pods(tuple(there.values()), self._context.clock())
+        for feature in self._context.features:
+            feature.kept_pods(there)
         self.resizes.replace(there)
         for uid in [uid for uid in (*self.pods, *self.stand_ins, *self.unschedulable) if uid not in there]:
             self._forget(uid)
         for pod in there.values():
             self._keep(pod)
         self._context.fleet.replace_others(each for each in pods if isinstance(each, OtherPod))
+
+    def _observe(self, pod: Pod | OtherPod) -> None:
+        for feature in self._context.features:
+            feature.bound(pod)
 
     def _comes(self, pod: Pod | OtherPod) -> bool:
         """Return whether a pod is seen bound for the first time, and says something of what comes."""
@@ -222,6 +231,8 @@ class CapacityCache:
             self._links.clear()
         gpus = gpus_of_node(node.annotations, node.labels, memory, count, self._links)
         self._context.fleet.put_node(node.name, gpus, node.cpu_and_memory)
+        for feature in self._context.features:
+            feature.put_node(node)
         self.holds.put_node(node)
 
     def remove_node(self, node: NodeRecord) -> None:
@@ -230,6 +241,8 @@ class CapacityCache:
         self.unsettled.pop(node.name, None)
         self._note_use(node.name, None)
         self._context.fleet.remove_node(node.name)
+        for feature in self._context.features:
+            feature.remove_node(node.name)
         self.holds.remove_node(node.name)
 
     def _note_use(self, name: str, text: str | None) -> None:

@@ -185,8 +185,8 @@ class Verbs:
         if claim is not None and claim.claimed:
             # Its binding got no answer. Its own claim takes the room on that node, and it must not go to another.
             return claim.node
-        held = self._followed.holds.for_pod(pod, asked, names)
-        return held[1].name if held is not None else None
+        reserved = self._context.features.reserved(pod, asked, names)
+        return None if reserved is None else reserved.node.name
 
     def _refused(
         self, args: wire.ExtenderArgs, pod: Pod, placing: wire.Placing, failed: dict[str, str], final: dict[str, str]

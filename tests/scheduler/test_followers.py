@@ -15,6 +15,7 @@ from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.scheduler.cluster_state import Fleet
+from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.followed_objects import CapacityCache, with_brief_use
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 from tests import builders
@@ -33,9 +34,9 @@ def fleet() -> Fleet:
 
 
 def followed(fleet: Fleet, arrivals: Arrivals | None = None, clock: Callable[[], float] = lambda: 0.0) -> CapacityCache:
-    there = CapacityCache(context(fleet, clock=clock, wall=lambda: 0.0, settings=lambda: replace(BINPACK, grow="auto")))
-    there.observe = (arrivals or Arrivals()).observe
-    return there
+    parts = context(fleet, clock=clock, wall=lambda: 0.0, settings=lambda: replace(BINPACK, grow="auto"))
+    parts.features.add(arrivals or Arrivals())
+    return CapacityCache(parts)
 
 
 def node(
@@ -57,13 +58,13 @@ def pod(name: str, mem: int, node_name: str = "", *, running: bool = False) -> P
     return Pod(f"uid-{name}", "default", name, node_name=node_name, running=running, containers=containers)
 
 
-class Arrivals:
+class Arrivals(SchedulerFeature):
     """A learner that writes down which pods came."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
 
-    def observe(self, pod: Pod | OtherPod) -> None:
+    def bound(self, pod: Pod | OtherPod) -> None:
         self.names.append(pod.uid if isinstance(pod, OtherPod) else pod.name)
 
 

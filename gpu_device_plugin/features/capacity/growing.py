@@ -12,6 +12,7 @@ from gpu_device_plugin.aio.turns import in_turns
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.features.capacity.rules.node_kinds import NodeKind, lasting, likely_labels, needed, unlike
 from gpu_device_plugin.features.capacity.rules.node_requests import PRIORITY, Asker, Attempts, Wanted, common_terms
+from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.kubernetes.writers.events import EventSubject
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.scheduler.followed_objects import replaceable
@@ -76,7 +77,7 @@ class Grower:
 
     @property
     def _node_start_s(self) -> float:
-        return self._context.settings().node_start_s
+        return self._context.settings().of(CapacitySettings).node_start_s
 
     async def wanted(self) -> Sequence[Wanted]:
         """Return the new nodes that are wanted. Raises ApiError."""

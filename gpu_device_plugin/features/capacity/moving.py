@@ -20,6 +20,7 @@ from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind, AuditRe
 from gpu_device_plugin.features.capacity.contract import Destination, HeldRoom, read_destination
 from gpu_device_plugin.features.capacity.rules.movable import Fits, PlannedNode, PlannedPod, UnmovableReason
 from gpu_device_plugin.features.capacity.rules.plans import planning
+from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.kubernetes.client.errors import (
     ApiError,
     ConflictError,
@@ -281,7 +282,7 @@ class Rebalancer:
 
     async def may_plan(self) -> bool:
         """Take the next step of a plan, or return whether another one may be made. Raises ApiError."""
-        if not self._context.settings().rebalance:
+        if not self._context.settings().of(CapacitySettings).rebalance:
             return False
         if self._under_way in self._followed.holds.rooms:  # its replacement is not bound yet
             if self._context.clock() - self._evicted_at[-1] < self.patience_s:
@@ -303,7 +304,7 @@ class Rebalancer:
         begin = self._context.clock() - _HOUR_S
         while self._evicted_at and self._evicted_at[0] <= begin:
             self._evicted_at.popleft()
-        return self._context.settings().rebalance - len(self._evicted_at)
+        return self._context.settings().of(CapacitySettings).rebalance - len(self._evicted_at)
 
     async def _next(self) -> None:
         move = self._moves.popleft()

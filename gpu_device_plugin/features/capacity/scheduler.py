@@ -13,6 +13,7 @@ from gpu_device_plugin.features.capacity.growing import Grower
 from gpu_device_plugin.features.capacity.keeping import Keeper
 from gpu_device_plugin.features.capacity.known_kinds import KnownKinds
 from gpu_device_plugin.features.capacity.moving import MANIFEST, Mover, Rebalancer
+from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.features.capacity.waiters import Waiters
 from gpu_device_plugin.features.idle.scheduler import IdleActions
 from gpu_device_plugin.kubernetes.client.config import SERVICE_ACCOUNT
@@ -131,12 +132,12 @@ class Capacity:
     async def _shelter(self) -> None:
         self._followed.holds.expire()
         self._followed.holds.release()
-        if self._context.settings().keep_nodes:
+        if self._context.settings().of(CapacitySettings).keep_nodes:
             await self.keeper.reserve_for_drain(self.mover.moving)
         await self._followed.holds.write()
 
     async def _grow(self) -> None:
-        how = self._context.settings().grow
+        how = self._context.settings().of(CapacitySettings).grow
         if how != "off":
             # The time of the API's answers does not count: what is wanted no longer has to go soon.
             wanted = await self._resting("grow", self.grower.wanted)
@@ -155,7 +156,7 @@ class Capacity:
         try:
             if state == self._decided:
                 return
-            if not self._context.settings().keep_nodes:
+            if not self._context.settings().of(CapacitySettings).keep_nodes:
                 done = await self.keeper.release()
             else:
                 # The time of the API's answers does not count here either.
@@ -172,7 +173,7 @@ class Capacity:
         Return an empty text, or why the pod must not come: pods that leave their node need its room. Never raises:
         where nodes cannot be marked within `_KEEP_S`, scheduling goes first.
         """
-        if not self._context.settings().keep_nodes:
+        if not self._context.settings().of(CapacitySettings).keep_nodes:
             return ""
         try:
             async with asyncio.timeout(_KEEP_S):

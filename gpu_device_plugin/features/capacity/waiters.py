@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.capacity.rules.movable import other_resources
 from gpu_device_plugin.features.capacity.rules.node_kinds import Needs
+from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.scheduler.rules.pod_demand import Impossible, ask
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Waiters:
 
     def new_since(self) -> float:
         """Return after when a node was made that is new, seconds since the epoch."""
-        return self._context.wall() - min(_NEW_S, self._context.settings().node_start_s)
+        return self._context.wall() - min(_NEW_S, self._context.settings().of(CapacitySettings).node_start_s)
 
     def unschedulable(self) -> Sequence[Waiter]:
         """Return the pods that have been unschedulable for `settled_s`; none whose demand no node can ever meet."""

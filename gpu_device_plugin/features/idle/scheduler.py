@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.features.idle.rules import WhenIdle, due, idle_pod, idle_since, trusted, warned_after, warning
+from gpu_device_plugin.features.idle.settings import IdleActionSettings
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NAMESPACES, read_metadata
 from gpu_device_plugin.kubernetes.writers.events import EventSubject
@@ -75,7 +76,7 @@ class IdleActions:
     async def _act(self, pods: Sequence[Pod]) -> None:
         self._namespaces = self._namespaces if pods else {}
         idle = [idle_pod(pod, await self._namespace_of(pod)) for pod in pods]
-        now, warning_s = self._context.clock(), self._context.settings().idle_warning_s
+        now, warning_s = self._context.clock(), self._context.settings().of(IdleActionSettings).idle_warning_s
         self._warned, told = warned_after(self._warned, idle, now, _MOST_TOLD)
         for each in told:
             self._tell(each.pod, "GPUIdleWarning", warning(each, rfc3339(self._context.wall() + warning_s)))
