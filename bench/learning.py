@@ -69,7 +69,7 @@ async def measure(node_types: int, pods: int) -> tuple[Sequence[float], Sequence
     evaluator = NodeEvaluator(view)
     learner = Learner(context(resources=synthetic.RESOURCES), evaluator)
     for number in range(pods):
-        learner.observe(hostile(number))
+        learner.bound(hostile(number))
     names = list(view.candidates)
     harmless = GpuRequest((Part(Demand(Kind.MEMORY, 4)),))
     evaluator.scores(harmless, names, "fit", "fit")

@@ -13,8 +13,6 @@ from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 
-    from gpu_device_plugin.scheduler.leadership import Readiness
-
 _log = logging.getLogger(__name__)
 
 
@@ -42,9 +40,15 @@ class LeaderTasks:
     In a new term it learns first what other extenders have done; then each step forgets what it knew, and acts.
     """
 
-    def __init__(self, readiness: Readiness, steps: Iterable[LeaderStep]) -> None:
-        """Prepare to take these steps."""
-        self._readiness = readiness
+    def __init__(
+        self,
+        active_term: Callable[[], Awaitable[Hashable | None]],
+        catch_up: Callable[[], Awaitable[object]],
+        steps: Iterable[LeaderStep],
+    ) -> None:
+        """Prepare to take these steps; see `Readiness` for the two others."""
+        self._active_term = active_term
+        self._catch_up = catch_up
         self._rounds: dict[float, list[LeaderStep]] = {}
         for step in steps:
             self._rounds.setdefault(step.pause_s, []).append(step)
@@ -62,7 +66,8 @@ class LeaderTasks:
             try:
                 term = await self._entered()
             except (ApiError, TimeoutError) as error:
-                _told(steps[0], error)
+                for step in {step.waits: step for step in steps}.values():
+                    _told(step, error)
             else:
                 if term is not None and term != known:
                     for step in steps:
@@ -76,9 +81,9 @@ class LeaderTasks:
         """Return the term, once it is known what others have done before it; None: this extender is not active."""
         # The lock spans awaits on purpose: one list of the pods and nodes is enough for all.
         async with self._entering:
-            term = await self._readiness.active_term()
+            term = await self._active_term()
             if term is not None and term != self._term:
-                await self._readiness.catch_up()
+                await self._catch_up()
             self._term = term
             return term
 

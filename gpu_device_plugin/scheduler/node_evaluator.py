@@ -10,7 +10,7 @@ from array import array
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from itertools import compress, repeat
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from gpu_device_plugin.features.learning.rules.marginal_value import NEVER, Appraiser, free_capacity, ranks_on, shape_of
 from gpu_device_plugin.features.learning.rules.workload_mix import largest_kind
@@ -55,6 +55,19 @@ UNTRIED = FilterFailure(
 )
 
 
+class Ranker(Protocol):
+    """Scores nodes where the policy is `fit`. Without one, that policy is `binpack`."""
+
+    def scores(self, pod: RequestResults, rows: Sequence[int], amounts: Amounts) -> Sequence[int] | None:
+        """Return the score of a pod that requests these amounts for each row; None: it cannot tell yet."""
+
+    def ranks(self, node: Candidate, amounts: Amounts) -> Ranks | None:
+        """Return what is preferred on a node for a pod that requests these amounts; None: it cannot tell yet."""
+
+    def prepare(self) -> None:
+        """Compute what can be computed before the next request, once the rows are up to date."""
+
+
 class NodeEvaluator:
     """Judges nodes for pods.
 
@@ -66,7 +79,7 @@ class NodeEvaluator:
     def __init__(self, nodes: View) -> None:
         """Judge `nodes`."""
         self._rows = _Rows(nodes)
-        self._pods: OrderedDict[GpuRequest, _Pod] = OrderedDict()
+        self._pods: OrderedDict[GpuRequest, RequestResults] = OrderedDict()
         self._appraised: _Appraised | None = None
 
     def __repr__(self) -> str:
@@ -138,9 +151,9 @@ class NodeEvaluator:
         if self._appraised is not None:
             self._appraised.rooms.now()
 
-    def _pod(self, ask: GpuRequest) -> _Pod:
+    def _pod(self, ask: GpuRequest) -> RequestResults:
         self.prepare()
-        pod = self._pods.pop(ask, None) or _Pod(ask, self._rows)
+        pod = self._pods.pop(ask, None) or RequestResults(ask, self._rows)
         self._pods[ask] = pod
         if len(self._pods) > _MOST_ASKS:
             self._pods.popitem(last=False)
@@ -310,7 +323,7 @@ class _Appraised:
         self.rooms: _Remembered[Appraisal | None] = _Remembered(rows, appraisal, [], None)
 
 
-class _Pod:
+class RequestResults:
     """The cached results for pods with equal demands."""
 
     def __init__(self, ask: GpuRequest, rows: _Rows) -> None:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.features.sample_misses.scheduler import Nominator
     from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.scheduler.cluster_follower import ClusterFollower
     from gpu_device_plugin.scheduler.cluster_state import Fleet
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
     from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 
@@ -126,7 +126,7 @@ class Verbs:
     """
 
     _context: ControllerContext
-    _followed: CapacityCache
+    _followed: ClusterFollower
     _nominator: Nominator
     ready: Callable[[], str]
     """Returns a sentence on why the fleet is not ready to answer from; empty if it is."""
@@ -185,8 +185,8 @@ class Verbs:
         if claim is not None and claim.claimed:
             # Its binding got no answer. Its own claim takes the room on that node, and it must not go to another.
             return claim.node
-        held = self._followed.holds.for_pod(pod, asked, names)
-        return held[1].name if held is not None else None
+        reserved = self._context.features.reserved(pod, asked, names)
+        return None if reserved is None else reserved.node.name
 
     def _refused(
         self, args: wire.ExtenderArgs, pod: Pod, placing: wire.Placing, failed: dict[str, str], final: dict[str, str]
@@ -226,8 +226,7 @@ class Verbs:
 
     def _outside(self, sample: Sequence[str], pod: Pod, asked: GpuRequest, placing: wire.Placing) -> str:
         """Nominate a node outside the sample that has room for a pod, or where evicting may make room; say so."""
-        closed = (node.name for node in self._followed.nodes.values() if node.unschedulable or not node.ready)
-        left_out = {*sample, *closed}
+        left_out = {*sample, *self._followed.closed}
         roomy = [
             node.name
             for node in self.evaluator.fitting(asked)

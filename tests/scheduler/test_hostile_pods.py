@@ -33,8 +33,8 @@ from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.matching import Call
 from gpu_device_plugin.node.waiting_pods import WaitingPods
+from gpu_device_plugin.scheduler.cluster_follower import ClusterFollower
 from gpu_device_plugin.scheduler.cluster_state import Fleet
-from gpu_device_plugin.scheduler.followed_objects import CapacityCache
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 from gpu_device_plugin.scheduler.rules.fitting import fit
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
@@ -87,7 +87,7 @@ FLEET = _fleet()
 def extender() -> Verbs:
     """Return an extender that remembers nothing of pods yet."""
     parts = context(FLEET)
-    verbs = Verbs(parts, CapacityCache(parts), Nominator(parts), lambda: "")
+    verbs = Verbs(parts, ClusterFollower(parts), Nominator(parts), lambda: "")
     verbs.evaluator.prepare()
     return verbs
 

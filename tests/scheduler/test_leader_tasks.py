@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.kubernetes.client.errors import Call, ForbiddenError, UnavailableError
 from gpu_device_plugin.scheduler.leader_tasks import LeaderStep, LeaderTasks
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     import pytest
-
-    from gpu_device_plugin.scheduler.leadership import Readiness
 
 
 class Terms:
@@ -63,7 +61,7 @@ class World:
     @asynccontextmanager
     async def running(self, **pauses: float) -> AsyncIterator[None]:
         steps = [self.step(name, pause_s) for name, pause_s in pauses.items()]
-        task = asyncio.create_task(LeaderTasks(cast("Readiness", self.terms), steps).run())
+        task = asyncio.create_task(LeaderTasks(self.terms.active_term, self.terms.catch_up, steps).run())
         yield
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

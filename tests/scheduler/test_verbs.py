@@ -14,8 +14,8 @@ from gpu_device_plugin.features.sample_misses.scheduler import Nominator
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
 from gpu_device_plugin.metrics import VERDICTS, Count, Metrics
 from gpu_device_plugin.model.contract.keys import ALLOCATION, IDX, NODE_GPUS, POD
+from gpu_device_plugin.scheduler.cluster_follower import ClusterFollower
 from gpu_device_plugin.scheduler.cluster_state import Fleet
-from gpu_device_plugin.scheduler.followed_objects import CapacityCache
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 from gpu_device_plugin.scheduler.verbs import Verbs
 from tests.builders import GPU_COUNT, GPU_MEM, Json, container, pod
@@ -71,7 +71,7 @@ class World:
         )
         waiting = cast("Fleet", SimpleNamespace(pending={"u-new"}))
         self.nominator = Nominator(replace(parts, fleet=waiting))
-        self.verbs = Verbs(parts, CapacityCache(parts), self.nominator, lambda: self.why_not_ready)
+        self.verbs = Verbs(parts, ClusterFollower(parts), self.nominator, lambda: self.why_not_ready)
 
     def node(self, name: str, *shares: int, labels: Mapping[str, str] | None = None, **more: Any) -> World:
         """Add a node whose agent says that its GPUs have so many shares of 1 GiB."""

@@ -10,6 +10,7 @@ from gpu_device_plugin.features.capacity.arrangement import evictability
 from gpu_device_plugin.features.capacity.held_room import Holds
 from gpu_device_plugin.features.capacity.rules.movable import Evictability, Residents
 from gpu_device_plugin.features.capacity.settings import CapacitySettings
+from gpu_device_plugin.kubernetes.objects.decoding import OF_ONE_NODE
 from gpu_device_plugin.model.contract.keys import (
     HELD_ROOM,
     HOSTNAME,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpu_device_plugin.model.nodes import NodeRecord
+    from gpu_device_plugin.model.pods import Owner
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
@@ -185,3 +187,8 @@ def _brief(pod: Pod) -> Pod:
     wishes = {key: text for key, text in kept.items() if key in WISHES}
     brief = replace(pod, annotations=wishes)
     return replace(pod, annotations=kept | dict.fromkeys(wishes, TOO_LONG) if brief.overwritten else kept)
+
+
+def replaceable(pod: Pod) -> Owner | None:
+    """Return the controller that replaces a pod on another node; None: none does."""
+    return None if pod.owner is None or pod.owner.kind in OF_ONE_NODE else pod.owner

@@ -23,9 +23,8 @@ from gpu_device_plugin.scheduler.rules.candidate import candidate
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
-    from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +51,6 @@ class KnownKinds:
 
     _context: ControllerContext
     _followed: CapacityCache
-    _judge: NodeEvaluator
     namespace: str
 
     def __post_init__(self) -> None:
@@ -81,7 +79,7 @@ class KnownKinds:
 
     async def _there(self, labels: frozenset[str]) -> Sequence[NodeKind]:
         followed = self._followed.nodes
-        state = labels, self._followed.changes, dict(self._judge.node_types())
+        state = labels, self._followed.changes, dict(self._context.evaluator.node_types())
         if self._found is not None and self._found[0] == state:
             return self._found[1]
         found: dict[object, NodeKind] = {}

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.capacity.autoscaler import Autoscaler
+from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
 from gpu_device_plugin.features.capacity.growing import Grower
 from gpu_device_plugin.features.capacity.keeping import Keeper
 from gpu_device_plugin.features.capacity.known_kinds import KnownKinds
 from gpu_device_plugin.features.capacity.moving import MANIFEST, Mover, Rebalancer
+from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.features.capacity.waiters import Waiters
-from gpu_device_plugin.features.idle.scheduler import IdleActions
 from gpu_device_plugin.kubernetes.client.config import SERVICE_ACCOUNT
 from gpu_device_plugin.kubernetes.client.errors import ApiError
-from gpu_device_plugin.kubernetes.writers.events import EventWriter
+from gpu_device_plugin.scheduler.extension import Reserved, SchedulerFeature
 from gpu_device_plugin.scheduler.leader_tasks import LeaderStep
 from gpu_device_plugin.settings.common import own_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Iterable
+    from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.report.rules.gauges import ExtenderMetrics
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
-    from gpu_device_plugin.scheduler.leadership import Readiness
-    from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
+    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 T = TypeVar("T")
 
@@ -42,31 +44,22 @@ _KEEP_S = 2.0
 """Timeout of marking nodes before a pod is bound."""
 
 
-class Capacity:
+class Capacity(SchedulerFeature):
     """Does one thing after the other, so that none of them meets the half-done work of another."""
 
-    def __init__(
-        self,
-        context: ControllerContext,
-        followed: CapacityCache,
-        evaluator: NodeEvaluator,
-        refused: Callable[[str], bool],
-        readiness: Readiness,
-    ) -> None:
+    def __init__(self, context: ControllerContext) -> None:
         """Prepare to do it."""
         self._context = context
-        self._followed = followed
-        self._readiness = readiness
-        self._events = EventWriter(context.client, instance=context.settings().holder())
+        self.cache = cache = CapacityCache(context)
+        context.features.add(cache)
         namespace = own_namespace(SERVICE_ACCOUNT, "kube-system")
-        waiters = Waiters(context, followed, evaluator, refused)
-        self.mover = Mover(context, followed, self.before_bind)
-        self.keeper = Keeper(context, followed)
-        self.rebalancer = Rebalancer(context, followed, self.mover, waiters)
-        self.idle = IdleActions(context, followed, self._events)
-        self._kinds = KnownKinds(context, followed, evaluator, namespace)
-        self.grower = Grower(context, followed, self._kinds, waiters, self._events)
-        self._autoscaler = Autoscaler(context, followed, namespace)
+        waiters = Waiters(context, cache)
+        self.mover = Mover(context, cache, self.before_bind)
+        self.keeper = Keeper(context, cache)
+        self.rebalancer = Rebalancer(context, cache, self.mover, waiters)
+        self._kinds = KnownKinds(context, cache, namespace)
+        self.grower = Grower(context, cache, self._kinds, waiters)
+        self._autoscaler = Autoscaler(context, cache, namespace)
         self._term: Hashable | None = None
         self._marked: Observable[Hashable | None] = Observable(None)
         """The term for which it has been decided which nodes may go, or tried to."""
@@ -75,12 +68,16 @@ class Capacity:
         self._rested_at: dict[str, float] = {}
         """By name of a step, when it may be taken again, monotonic seconds."""
 
-    async def run(self) -> NoReturn:
-        """Write its Events. Ends only by cancellation."""
-        await self._events.run()
+    def reserved(self, pod: Pod, asked: GpuRequest, nodes: Sequence[str]) -> Reserved | None:  # noqa: D102
+        holds = self.cache.holds
+        held = holds.for_pod(pod, asked, nodes)
+        return None if held is None else Reserved(*held, partial(holds.taken, held[0]))
 
-    def leader_steps(self) -> Iterable[LeaderStep]:
-        """Return what it does while this extender is the active one."""
+    def measured(self, metrics: ExtenderMetrics) -> ExtenderMetrics:  # noqa: D102
+        stay = self.keeper.latest.stay
+        return replace(metrics, wanted=len(self.grower.latest), kept=len(stay), held=len(self.cache.holds.rooms))
+
+    def leader_steps(self) -> Iterable[LeaderStep]:  # noqa: D102
         step = partial(
             LeaderStep,
             "capacity controller",
@@ -91,11 +88,10 @@ class Capacity:
         yield step(self._autoscaler.remove_startup_taints, self._forget)
         for run in self._shelter, self._keep, self.mover.obey, self._rebalance, self._grow:
             yield step(run)
-        yield from self.idle.leader_steps()
 
     def _forget(self, term: Hashable) -> None:
         self._term = term
-        self._followed.holds.forget()
+        self.cache.holds.forget()
         self._autoscaler.forget()
         self.rebalancer.forget()
         self.keeper.forget()
@@ -104,14 +100,14 @@ class Capacity:
         self._kinds.forget()
 
     async def _shelter(self) -> None:
-        self._followed.holds.expire()
-        self._followed.holds.release()
-        if self._context.settings().keep_nodes:
+        self.cache.holds.expire()
+        self.cache.holds.release()
+        if self._context.settings().of(CapacitySettings).keep_nodes:
             await self.keeper.reserve_for_drain(self.mover.moving)
-        await self._followed.holds.write()
+        await self.cache.holds.write()
 
     async def _grow(self) -> None:
-        how = self._context.settings().grow
+        how = self._context.settings().of(CapacitySettings).grow
         if how != "off":
             # The time of the API's answers does not count: what is wanted no longer has to go soon.
             wanted = await self._resting("grow", self.grower.wanted)
@@ -126,11 +122,11 @@ class Capacity:
 
     async def _keep(self) -> None:
         before = 0 if self._decided is None else self._decided[0]
-        state = self._context.fleet.now.changed_since(before)[0], self._followed.changes
+        state = self._context.fleet.now.changed_since(before)[0], self.cache.changes
         try:
             if state == self._decided:
                 return
-            if not self._context.settings().keep_nodes:
+            if not self._context.settings().of(CapacitySettings).keep_nodes:
                 done = await self.keeper.release()
             else:
                 # The time of the API's answers does not count here either.
@@ -147,12 +143,12 @@ class Capacity:
         Return an empty text, or why the pod must not come: pods that leave their node need its room. Never raises:
         where nodes cannot be marked within `_KEEP_S`, scheduling goes first.
         """
-        if not self._context.settings().keep_nodes:
+        if not self._context.settings().of(CapacitySettings).keep_nodes:
             return ""
         try:
             async with asyncio.timeout(_KEEP_S):
                 # What was read before the scheduler asked for a binding may be older than its Lease.
-                term = await self._readiness.active_term() or await self._readiness.active_term(within_s=0.0)
+                term = await self._context.active_term() or await self._context.active_term(0.0)
                 if term is None:
                     return ""
                 await self._marked.wait_until(lambda marked: marked == term)

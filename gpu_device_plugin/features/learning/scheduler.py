@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.waiting import last_of
@@ -13,13 +13,16 @@ from gpu_device_plugin.features.learning.rules.fair_learning import due, studyin
 from gpu_device_plugin.features.learning.rules.price_learning import Dominance
 from gpu_device_plugin.features.learning.rules.workload_mix import PodKind, WorkloadMix, kinds_of
 from gpu_device_plugin.model.times import epoch_s
+from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 
 if TYPE_CHECKING:
     from gpu_device_plugin.features.learning.rules.fair_learning import LearningResult
     from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.report.rules.gauges import ExtenderMetrics
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
+    from gpu_device_plugin.scheduler.extension import Tasks
     from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
 
 _log = logging.getLogger(__name__)
@@ -29,7 +32,7 @@ _ENTRIES = 1000
 
 
 @dataclass(eq=False)
-class Learner:
+class Learner(SchedulerFeature):
     """Keeps the mix of pods, and the tables learned from it. Nothing is persisted: a restart learns anew."""
 
     _context: ControllerContext
@@ -55,7 +58,7 @@ class Learner:
     def __repr__(self) -> str:
         return f"<Learner: {self._mix.arrivals} pods of {len(self._mix)} kinds, learned from {self._learned_from}>"
 
-    def observe(self, pod: Pod | OtherPod) -> None:
+    def bound(self, pod: Pod | OtherPod) -> None:
         """Count a pod that was bound, once: with GPUs, or to a node with GPUs. One without a time is as the latest."""
         created_s, amounts = epoch_s(pod.created) or 0.0, pod.amounts
         if isinstance(pod, OtherPod):
@@ -64,6 +67,17 @@ class Learner:
         asked = ask(pod, self._context.resources)
         if isinstance(asked, GpuRequest) and asked.parts:
             self._mix.add(kinds_of(asked, amounts.cpu_milli, amounts.memory_mib), created_s, pod.namespace)
+
+    def tasks(self) -> Tasks:  # noqa: D102
+        return [self.run()]
+
+    def measured(self, metrics: ExtenderMetrics) -> ExtenderMetrics:  # noqa: D102
+        return replace(
+            metrics,
+            learned=self.in_force,
+            distrusted=len(self.distrusted),
+            stranded=self._judge.stranded(),
+        )
 
     async def run(self) -> NoReturn:
         """Learn whenever it is due. Ends only by cancellation."""

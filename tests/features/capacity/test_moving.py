@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind
+from gpu_device_plugin.features.capacity.scheduler import Capacity
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, MOVE_TO
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
@@ -571,7 +572,7 @@ async def test_a_pod_that_ends_for_hours_does_not_stop_rebalancing_for_others() 
     async with capacity_world(rebalance="10") as w:
         halves(w, "a", grace_s=3600)
         await w.start()
-        w.only.extender.capacity.rebalancer.patience_s = 0.5
+        w.only.extender.features.of(Capacity).rebalancer.patience_s = 0.5
         pod(w, "p", 5, rs="big")
         await w.schedule()
         await w.until(lambda: going(w, "a-two"))
@@ -591,7 +592,7 @@ async def test_namespaces_take_turns_in_rebalancing() -> None:
         await w.start()
         looked: list[str] = []
         all_wait = asyncio.Event()
-        rebalancer = w.only.extender.capacity.rebalancer
+        rebalancer = w.only.extender.features.of(Capacity).rebalancer
         goal, plan = rebalancer._goal, rebalancer.plan
 
         async def planned() -> None:

@@ -97,7 +97,7 @@ def pod(number: int, limits: Mapping[str, int], model: str = "", namespace: str 
 def come(learner: Learner, number: int, limits: Sequence[Mapping[str, int]], namespace: str = "default") -> None:
     """Have so many pods come, which have these limits in turn."""
     for n in range(number):
-        learner.observe(pod(n, limits[n % len(limits)], namespace=namespace))
+        learner.bound(pod(n, limits[n % len(limits)], namespace=namespace))
 
 
 @asynccontextmanager
@@ -149,11 +149,11 @@ async def test_a_new_kind_of_node_is_a_reason_to_learn_at_once() -> None:
 async def test_every_demand_counts_by_its_size_its_models_and_its_requests() -> None:
     nodes = Nodes()
     learner = learner_of(nodes)
-    learner.observe(pod(0, {MEM: 5}, "T4"))
-    learner.observe(pod(1, {COUNT: 2}))
-    learner.observe(pod(2, {MEM: 10**9}))  # impossible, so that it says nothing
-    learner.observe(pod(3, {MEM: 0}))
-    learner.observe(OtherPod("o", "1", "n", Amounts(500, 64), created="2026-11-20T12:05:00Z"))
+    learner.bound(pod(0, {MEM: 5}, "T4"))
+    learner.bound(pod(1, {COUNT: 2}))
+    learner.bound(pod(2, {MEM: 10**9}))  # impossible, so that it says nothing
+    learner.bound(pod(3, {MEM: 0}))
+    learner.bound(OtherPod("o", "1", "n", Amounts(500, 64), created="2026-11-20T12:05:00Z"))
     await learner.learn()
     (tables,) = nodes.tables
     assert tables is not None

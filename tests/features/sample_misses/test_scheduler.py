@@ -124,7 +124,7 @@ def test_the_best_node_comes_first_and_none_that_the_scheduler_would_refuse() ->
         gpus = gpus_of_node({NODE_GPUS: node_gpus(size)}, {}, size, 1)
         world.fleet.put_node(name, gpus, Amounts(cpu, 4096))
     world.node("cordoned", 8)
-    world.verbs._followed.nodes["cordoned"] = NodeRecord("cordoned", "u", "1", unschedulable=True)
+    world.verbs._followed.put_node(NodeRecord("cordoned", "u", "1", unschedulable=True))
     wanted = wanting(8)
     wanted["spec"]["containers"][0]["resources"]["requests"] = {GPU_MEM: "8", "cpu": "1"}
     assert [tried_next(world, wanted) for _ in range(3)] == ["small", "large", "small"]
