@@ -5,7 +5,9 @@ from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.features.idle.settings import IdleActionSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 
-EXTENDER_FEATURES: tuple[FeatureSpec, ...] = ()
+EXTENDER_FEATURES: tuple[FeatureSpec, ...] = (
+    FeatureSpec("learning", "gpu_device_plugin.features.learning.scheduler:Learner"),
+)
 """In the order in which they are made and take part in answers. A feature that is absent, because another one is or
 because it is not in the list, is simply not there."""
 

@@ -18,7 +18,6 @@ from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.capacity.scheduler import Capacity
 from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.features.elastic.contract import read_wish
-from gpu_device_plugin.features.learning.scheduler import Learner
 from gpu_device_plugin.features.sample_misses.scheduler import Nominator
 from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import SERVICE_ACCOUNT, ClusterConfig
@@ -138,7 +137,6 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         self.verbs = Verbs(context, followed, self._nominator, lambda: next(iter(self.unready()), ""))
         self._preparing = Worker(context.evaluator.prepare)  # for the next request, as soon as the fleet changes
         self.fleet.on_change = self._preparing.wake
-        self._learner = Learner(context, self.verbs.evaluator)
         self._lease = (
             Lease(
                 client,
@@ -157,7 +155,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         self.capacity = Capacity(
             context,
             followed,
-            self.verbs.evaluator,
+            context.evaluator,
             self.verbs.waiting.refused,
             self.readiness,
             catch_up=self._caught_up,
@@ -168,7 +166,8 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         self.features.add(
             _Rest(followed, self.capacity, partial(self.resizes.run, self.readiness.active_term, catch_up))
         )
-        self.features.add(self._learner)
+        rankers = (feature.ranker() for feature in self.features)
+        context.evaluator.ranker = next((ranker for ranker in rankers if ranker is not None), None)
         keys = [feature.keys_of_nodes() for feature in self.features]
         self._all_labels = None in keys
         self._keys_of_nodes = (READ_ON_NODES | {NODE_USE}).union(*filter(None, keys))
