@@ -8,6 +8,7 @@ from gpu_device_plugin.settings.extender import ExtenderSettings
 EXTENDER_FEATURES: tuple[FeatureSpec, ...] = (
     FeatureSpec("elastic", "gpu_device_plugin.features.elastic.scheduler:Resizes"),
     FeatureSpec("idle", "gpu_device_plugin.features.idle.scheduler:IdleActions", IdleActionSettings),
+    FeatureSpec("learning", "gpu_device_plugin.features.learning.scheduler:Learner"),
     FeatureSpec("capacity", "gpu_device_plugin.features.capacity.scheduler:Capacity", CapacitySettings),
 )
 """In the order in which they are made and take part in answers. A feature that is absent, because another one is or

@@ -14,7 +14,6 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import STRANGERS, ListenError, serving_routes, written
 from gpu_device_plugin.aio.waiting import for_ever
 from gpu_device_plugin.aio.worker import Worker
-from gpu_device_plugin.features.learning.scheduler import Learner
 from gpu_device_plugin.features.sample_misses.scheduler import Nominator
 from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import SERVICE_ACCOUNT, ClusterConfig
@@ -135,7 +134,6 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         self.verbs = Verbs(context, follower, self._nominator, lambda: next(iter(self.unready()), ""))
         self._preparing = Worker(context.evaluator.prepare)  # for the next request, as soon as the fleet changes
         self.fleet.on_change = self._preparing.wake
-        self._learner = Learner(context, self.verbs.evaluator)
         self._lease = (
             Lease(
                 client,
@@ -153,7 +151,8 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         """Returns why this extender is not ready to answer the scheduler; empty if it is."""
         catch_up = partial(self._pods.caught_up, timings.catch_up_s)
         self.features.make(features, context)
-        self.features.add(self._learner)
+        rankers = (feature.ranker() for feature in self.features)
+        context.evaluator.ranker = next((ranker for ranker in rankers if ranker is not None), None)
         keys = [feature.keys_of_nodes() for feature in self.features]
         self._all_labels = None in keys
         self._keys_of_nodes = (READ_ON_NODES | {NODE_USE}).union(*filter(None, keys))

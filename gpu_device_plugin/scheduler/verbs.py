@@ -18,7 +18,7 @@ from gpu_device_plugin.model.contract.keys import READ_ON_PODS
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.report.rules.gauges import WaitingReason
 from gpu_device_plugin.scheduler import wire
-from gpu_device_plugin.scheduler.node_evaluator import UNKNOWN, NodeEvaluator
+from gpu_device_plugin.scheduler.node_evaluator import UNKNOWN
 from gpu_device_plugin.scheduler.rules.fitting import unfit
 from gpu_device_plugin.scheduler.rules.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Impossible, ask
@@ -136,7 +136,7 @@ class Verbs:
         names = [resource.name for resource in self._context.resources]
         self._pods = PodReader(names, READ_ON_PODS.__contains__, sums=True, every=True, owners=True)
         self.waiting = WaitingObserved(fleet, self._context.wall)
-        self.evaluator = NodeEvaluator(fleet.now)
+        self._evaluator = self._context.evaluator
 
     def filter(self, body: bytes) -> bytes:
         """Return the nodes that a pod may go to, and for each other node the reason against it.
@@ -163,7 +163,7 @@ class Verbs:
             passed = [name for name in args.names if name == node]
             failed = {name: _ELSEWHERE for name in args.names if name != node}
         else:
-            verdicts = self.evaluator.verdicts(asked, args.names)
+            verdicts = self._evaluator.verdicts(asked, args.names)
             for name, why in zip(args.names, verdicts, strict=True):
                 if why is None:
                     passed.append(name)
@@ -220,7 +220,7 @@ class Verbs:
             return elsewhere
         if (node := self._first_with_room_soon(asked, self._fleet.candidates if sampled else failed)) is not None:
             self.waiting.filtered(pod.uid, self._reason(asked, failed))
-            (why,) = self.evaluator.verdicts(asked, [node])
+            (why,) = self._evaluator.verdicts(asked, [node])
             return f"node {node}: {'' if why is None else why.sentence}; {_SOON}"
         return ""
 
@@ -229,7 +229,7 @@ class Verbs:
         left_out = {*sample, *self._followed.closed}
         roomy = [
             node.name
-            for node in self.evaluator.fitting(asked)
+            for node in self._evaluator.fitting(asked)
             if node.name not in left_out
             and not node.gpus.claims  # kube-scheduler allocates these
             and (node.left is None or node.left.cover(pod.amounts))
@@ -271,7 +271,8 @@ class Verbs:
             return WaitingReason.NEVER_FITS
         # kube-scheduler names only nodes whose sums are sufficient now; room may be made on another node.
         if failed or not all(
-            why is not None and why.unresolvable for why in self.evaluator.verdicts(asked, list(self._fleet.candidates))
+            why is not None and why.unresolvable
+            for why in self._evaluator.verdicts(asked, list(self._fleet.candidates))
         ):
             return WaitingReason.NO_ROOM
         return WaitingReason.NEVER_FITS
@@ -287,7 +288,7 @@ class Verbs:
 
     def _scores(self, pod: Pod, asked: GpuRequest, nodes: Sequence[str]) -> Sequence[int]:
         settings = self._context.settings()
-        return self.evaluator.scores(asked, nodes, settings.node_policy, settings.gpu_policy, pod.amounts)
+        return self._evaluator.scores(asked, nodes, settings.node_policy, settings.gpu_policy, pod.amounts)
 
     def prioritize(self, body: bytes) -> bytes:
         """Return the scores of nodes for a pod, in their order; 0 where it does not fit."""

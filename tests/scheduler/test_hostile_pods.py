@@ -88,7 +88,7 @@ def extender() -> Verbs:
     """Return an extender that remembers nothing of pods yet."""
     parts = context(FLEET)
     verbs = Verbs(parts, ClusterFollower(parts), Nominator(parts), lambda: "")
-    verbs.evaluator.prepare()
+    parts.evaluator.prepare()
     return verbs
 
 

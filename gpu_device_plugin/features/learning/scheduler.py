@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.waiting import last_of
+from gpu_device_plugin.features.learning.node_scores import NodeScores
 from gpu_device_plugin.features.learning.rules.fair_learning import due, studying
 from gpu_device_plugin.features.learning.rules.price_learning import Dominance
 from gpu_device_plugin.features.learning.rules.workload_mix import PodKind, WorkloadMix, kinds_of
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.report.rules.gauges import ExtenderMetrics
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
     from gpu_device_plugin.scheduler.extension import Tasks
-    from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
+    from gpu_device_plugin.scheduler.node_evaluator import Ranker
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +37,6 @@ class Learner(SchedulerFeature):
     """Keeps the mix of pods, and the tables learned from it. Nothing is persisted: a restart learns anew."""
 
     _context: ControllerContext
-    _judge: NodeEvaluator
-    """Scores nodes by the tables."""
     _: KW_ONLY
     look_s: float = 1.0
     """How often to look whether there is more to learn."""
@@ -49,6 +48,8 @@ class Learner(SchedulerFeature):
     """Namespaces that count little; see `LearningResult.distrusted`."""
 
     def __post_init__(self) -> None:
+        self.nodes = NodeScores(self._context.evaluator)
+        """Scores nodes by the tables."""
         self._mix = WorkloadMix()
         self._held_at = -math.inf
         self._learned_from = 0
@@ -68,6 +69,9 @@ class Learner(SchedulerFeature):
         if isinstance(asked, GpuRequest) and asked.parts:
             self._mix.add(kinds_of(asked, amounts.cpu_milli, amounts.memory_mib), created_s, pod.namespace)
 
+    def ranker(self) -> Ranker:  # noqa: D102
+        return self.nodes
+
     def tasks(self) -> Tasks:  # noqa: D102
         return [self.run()]
 
@@ -76,7 +80,7 @@ class Learner(SchedulerFeature):
             metrics,
             learned=self.in_force,
             distrusted=len(self.distrusted),
-            stranded=self._judge.stranded(),
+            stranded=self.nodes.stranded(),
         )
 
     async def run(self) -> NoReturn:
@@ -86,12 +90,12 @@ class Learner(SchedulerFeature):
             now = self._context.clock()
             if now - self._held_at >= self.hold_s:
                 await self._look_at_holdings()
-            if due(self._mix.arrivals, self._learned_from, now - self._learned_at, outdated=self._judge.outdated):
+            if due(self._mix.arrivals, self._learned_from, now - self._learned_at, outdated=self.nodes.outdated):
                 await self.learn()
 
     async def _look_at_holdings(self) -> None:
         self._held_at = self._context.clock()
-        measure = Dominance.of(self._judge.node_types())
+        measure = Dominance.of(self.nodes.node_types())
         held = {"": sum(measure.size(0, 0, each.cpu_milli, each.memory_mib) for each in self._context.fleet.others)}
         for number, entry in enumerate(list(self._context.fleet.entries.values())):
             usage, amounts = entry.usage, entry.amounts
@@ -103,9 +107,9 @@ class Learner(SchedulerFeature):
 
     async def learn(self) -> None:
         """Learn now; the scheduler's calls are answered meanwhile."""
-        arrivals, node_types = self._mix.arrivals, self._judge.node_types()
+        arrivals, node_types = self._mix.arrivals, self.nodes.node_types()
         study = await last_of(studying(self._mix, node_types))
-        await last_of(self._judge.learned(study.usable))
+        await last_of(self.nodes.learned(study.usable))
         self.in_force = study.usable is not None
         self.distrusted = study.distrusted
         said = _log.debug if self._learned_from else _log.info
