@@ -7,6 +7,10 @@ from gpu_device_plugin.settings.extender import ExtenderSettings
 
 EXTENDER_FEATURES: tuple[FeatureSpec, ...] = (
     FeatureSpec("learning", "gpu_device_plugin.features.learning.scheduler:Learner"),
+    FeatureSpec("preemption", "gpu_device_plugin.features.preemption.scheduler:Preemption"),
+    FeatureSpec(
+        "sample_misses", "gpu_device_plugin.features.sample_misses.scheduler:SampleMisses", needs=("preemption",)
+    ),
 )
 """In the order in which they are made and take part in answers. A feature that is absent, because another one is or
 because it is not in the list, is simply not there."""

@@ -18,7 +18,6 @@ from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.capacity.scheduler import Capacity
 from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.features.elastic.contract import read_wish
-from gpu_device_plugin.features.sample_misses.scheduler import Nominator
 from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import SERVICE_ACCOUNT, ClusterConfig
 from gpu_device_plugin.kubernetes.lease import Lease
@@ -116,7 +115,14 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             timing=lambda: timings.bind or BinderTiming.within(self.settings.bind_timeout_s),
         )
         self._context = context = ControllerContext(
-            self.fleet, client, binder, resources, metrics, lambda: self.settings, timings
+            self.fleet,
+            client,
+            binder,
+            resources,
+            metrics,
+            lambda: self.settings,
+            timings,
+            refused=lambda uid: self.verbs.waiting.refused(uid),  # noqa: PLW0108 - they are made later
         )
         self._followed = followed = CapacityCache(context)
         self.features = context.features
@@ -133,8 +139,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         )
         self.watches: Watches = {"nodes": self._nodes, "pods": self._pods}
         """The reflectors of the cluster, by the plural of the kind."""
-        self._nominator = Nominator(context)
-        self.verbs = Verbs(context, followed, self._nominator, lambda: next(iter(self.unready()), ""))
+        self.verbs = Verbs(context, lambda: next(iter(self.unready()), ""))
         self._preparing = Worker(context.evaluator.prepare)  # for the next request, as soon as the fleet changes
         self.fleet.on_change = self._preparing.wake
         self._lease = (
@@ -209,7 +214,6 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                 tasks.create_task(self.binding.resolve_doubts(), name="resolve doubts")
                 tasks.create_task(self._preparing.run(), name="prepare after changes")
                 tasks.create_task(self._tick(), name="expire vanished pods")
-                tasks.create_task(self._nominator.run(), name="nominate nodes")
                 tasks.create_task(self._log_when_ready(), name="log when ready")
                 for feature in self.features:
                     for task in feature.tasks():
