@@ -9,6 +9,10 @@ EXTENDER_FEATURES: tuple[FeatureSpec, ...] = (
     FeatureSpec("elastic", "gpu_device_plugin.features.elastic.scheduler:Resizes"),
     FeatureSpec("idle", "gpu_device_plugin.features.idle.scheduler:IdleActions", IdleActionSettings),
     FeatureSpec("learning", "gpu_device_plugin.features.learning.scheduler:Learner"),
+    FeatureSpec("preemption", "gpu_device_plugin.features.preemption.scheduler:Preemption"),
+    FeatureSpec(
+        "sample_misses", "gpu_device_plugin.features.sample_misses.scheduler:SampleMisses", needs=("preemption",)
+    ),
     FeatureSpec("capacity", "gpu_device_plugin.features.capacity.scheduler:Capacity", CapacitySettings),
 )
 """In the order in which they are made and take part in answers. A feature that is absent, because another one is or

@@ -40,8 +40,6 @@ class ClusterFollower:
         self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in self._context.resources}
         self._nodes: dict[str, str] = {}
         """By name, the UIDs of the nodes that there are."""
-        self.closed: set[str] = set()
-        """The names of the nodes that are cordoned or not ready."""
         self._links: dict[str, Links] = {}
         self.pods: Store[Pod | OtherPod] = Store(self.replace_pods, self.put_pod, self.remove_pod)
         self.nodes: Store[NodeRecord] = Store(self.replace_nodes, self.put_node, self.remove_node)
@@ -98,7 +96,6 @@ class ClusterFollower:
     def put_node(self, node: NodeRecord) -> None:
         """Add or update a node."""
         self._nodes[node.name] = node.uid
-        (self.closed.add if node.unschedulable or not node.ready else self.closed.discard)(node.name)
         memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
         if len(self._links) > _MOST_LINKS:
             self._links.clear()
@@ -121,7 +118,6 @@ class ClusterFollower:
 
     def _forget(self, name: str) -> None:
         self._nodes.pop(name, None)
-        self.closed.discard(name)
         self._context.fleet.remove_node(name)
         for feature in self._context.features:
             feature.remove_node(name)

@@ -14,7 +14,6 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import STRANGERS, ListenError, serving_routes, written
 from gpu_device_plugin.aio.waiting import for_ever
 from gpu_device_plugin.aio.worker import Worker
-from gpu_device_plugin.features.sample_misses.scheduler import Nominator
 from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import SERVICE_ACCOUNT, ClusterConfig
 from gpu_device_plugin.kubernetes.lease import Lease
@@ -112,9 +111,9 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             metrics,
             lambda: self.settings,
             timings,
-            refused=lambda uid: self.verbs.waiting.refused(uid),  # noqa: PLW0108 - made below
-            active_term=lambda *within_s: self.readiness.active_term(*within_s),  # noqa: PLW0108 - made below
-            catch_up=lambda: self.readiness.catch_up(),  # noqa: PLW0108 - made below
+            refused=lambda uid: self.verbs.waiting.refused(uid),  # noqa: PLW0108 - they are made later
+            active_term=lambda *within_s: self.readiness.active_term(*within_s),  # noqa: PLW0108 - they are made later
+            catch_up=lambda: self.readiness.catch_up(),  # noqa: PLW0108 - they are made later
         )
         self.features = context.features
         follower = ClusterFollower(context)
@@ -130,8 +129,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         )
         self.watches: Watches = {"nodes": self._nodes, "pods": self._pods}
         """The reflectors of the cluster, by the plural of the kind."""
-        self._nominator = Nominator(context)
-        self.verbs = Verbs(context, follower, self._nominator, lambda: next(iter(self.unready()), ""))
+        self.verbs = Verbs(context, lambda: next(iter(self.unready()), ""))
         self._preparing = Worker(context.evaluator.prepare)  # for the next request, as soon as the fleet changes
         self.fleet.on_change = self._preparing.wake
         self._lease = (
@@ -196,7 +194,6 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                 tasks.create_task(self.binding.resolve_doubts(), name="resolve doubts")
                 tasks.create_task(self._preparing.run(), name="prepare after changes")
                 tasks.create_task(self._tick(), name="expire vanished pods")
-                tasks.create_task(self._nominator.run(), name="nominate nodes")
                 tasks.create_task(self._log_when_ready(), name="log when ready")
                 tasks.create_task(self._leader_tasks.run(), name="tasks of the active extender")
                 tasks.create_task(self._context.events.run(), name="write Events")

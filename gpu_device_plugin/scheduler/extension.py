@@ -167,6 +167,20 @@ class SchedulerFeatures(FeatureList[SchedulerFeature]):
         found = (feature.reserved(pod, asked, nodes) for feature in self)
         return next((reserved for reserved in found if reserved is not None), None)
 
+    def retry(
+        self, pod: Pod, asked: GpuRequest, placing: Placing, sample: Sequence[str]
+    ) -> tuple[str, WaitingReason] | None:
+        """Return why kube-scheduler should retry a pod that has no room in a sample of the nodes."""
+        found = (feature.retry(pod, asked, placing, sample) for feature in self)
+        return next((again for again in found if again is not None), None)
+
+    def victims(
+        self, pod: Pod, asked: GpuRequest, requests: Mapping[str, int] | None, proposals: Proposals
+    ) -> Iterable[tuple[Candidate, frozenset[str]]] | None:
+        """Return the nodes on which evicting helps a pod, with the uids of the pods to evict; None: no opinion."""
+        found = (feature.victims(pod, asked, requests, proposals) for feature in self)
+        return next((chosen for chosen in found if chosen is not None), None)
+
     def prefer(self, fit: Fit, asked: GpuRequest, node: Candidate, pod: Pod) -> Fit:
         """Return where a pod goes on a node, as all features prefer it."""
         for feature in self:

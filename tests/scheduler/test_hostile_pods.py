@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bench.hostile import CLEARLY_REFUSED, PODS, pod
-from gpu_device_plugin.features.sample_misses.scheduler import Nominator
+from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
 from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.model.contract.keys import (
@@ -33,7 +33,6 @@ from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.matching import Call
 from gpu_device_plugin.node.waiting_pods import WaitingPods
-from gpu_device_plugin.scheduler.cluster_follower import ClusterFollower
 from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 from gpu_device_plugin.scheduler.rules.fitting import fit
@@ -87,7 +86,8 @@ FLEET = _fleet()
 def extender() -> Verbs:
     """Return an extender that remembers nothing of pods yet."""
     parts = context(FLEET)
-    verbs = Verbs(parts, ClusterFollower(parts), Nominator(parts), lambda: "")
+    parts.features.make(EXTENDER_FEATURES, parts)
+    verbs = Verbs(parts, lambda: "")
     parts.evaluator.prepare()
     return verbs
 
