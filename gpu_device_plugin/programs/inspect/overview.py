@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.commandline import OK, say, width
 from gpu_device_plugin.features.claims.claim_objects import CLAIMS
+from gpu_device_plugin.features.use.report import at_a_glance
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS
@@ -27,7 +28,6 @@ from gpu_device_plugin.report.rules.terminal_tables import (
     rows_claimed,
     rows_waiting,
 )
-from gpu_device_plugin.report.rules.use_texts import at_a_glance
 from gpu_device_plugin.settings.knobs import nearest
 
 if TYPE_CHECKING:

@@ -11,6 +11,14 @@ import msgspec
 
 from gpu_device_plugin.commandline import FAILED, OK
 from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, Allowance, Wish, read_wish, write_wish
+from gpu_device_plugin.features.elastic.report import (
+    gpu_of,
+    not_resizable,
+    of_size,
+    settled,
+    unreadable_wishes,
+    why_not,
+)
 from gpu_device_plugin.features.elastic.rules.promising import sizes
 from gpu_device_plugin.features.idle.rules import replicas_before
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, NotFoundError
@@ -27,14 +35,6 @@ from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
 from gpu_device_plugin.report.followed_cluster import cluster
 from gpu_device_plugin.report.objects import ApiObject, Named, decoded
 from gpu_device_plugin.report.pod_details import pod_and_status
-from gpu_device_plugin.report.rules.pod_use import (
-    gpu_of,
-    not_resizable,
-    of_size,
-    settled,
-    unreadable_wishes,
-    why_not,
-)
 from gpu_device_plugin.report.rules.printing import counted
 from gpu_device_plugin.scheduler.rules.usage import growable
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.features.elastic.contract import Allowance, Answer, write_answer
+from gpu_device_plugin.features.elastic.contract import Allowance
 from gpu_device_plugin.model.contract.keys import (
     MEMORY_GUARANTEE,
     MEMORY_HELD,
@@ -15,6 +15,7 @@ from gpu_device_plugin.model.contract.keys import (
     MEMORY_PROMISED,
     RESIZE_BOUND,
 )
+from gpu_device_plugin.model.contract.reservations import Answer, write_answer
 from gpu_device_plugin.programs.inspect.arguments import parse
 from gpu_device_plugin.programs.inspect.workload_changes import resize
 from gpu_device_plugin.programs.kubectl import reaching
