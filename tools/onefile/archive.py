@@ -89,11 +89,10 @@ def modules() -> list[str]:
         top = f"{PACKAGE}.programs.{program}"
         wanted |= {top, *graph.find_descendants(top)}
     # The command line names the settings of all programs, and imports a program when it runs it.
-    others = {
-        f"{PACKAGE}.programs.{each.rpartition('.')[2]}"
-        for each in graph.find_children(f"{PACKAGE}.programs")
-        if each.rpartition(".")[2] not in PROGRAMS and graph.find_children(each)
-    }
+    programs = f"{PACKAGE}.programs"
+    kept = {f"{programs}.doctor", *(f"{programs}.{each}" for each in PROGRAMS)}
+    others = graph.find_children(programs) - kept
+    others |= graph.find_children(f"{programs}.doctor") - {f"{programs}.doctor.rules"}
     others |= graph.find_children(f"{PACKAGE}.node") - {f"{PACKAGE}.node.rules"}
     others |= {f"{PACKAGE}.features.{each}" for each in ("limits.helper_program", "mps.supervisor", "node_features")}
     for each in others:
