@@ -212,9 +212,5 @@ INCIDENT = Command(
     "incident",
     "list incidents on GPUs, or show one",
     incidents,
-    (
-        NODE,
-        argument("pod", nargs="?", metavar="NAME", help="show this incident, also without its node"),
-        AS_JSON,
-    ),
+    (NODE, argument("pod", nargs="?", metavar="NAME", help="show this incident, also without its node"), AS_JSON),
 )

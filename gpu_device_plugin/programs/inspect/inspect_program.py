@@ -292,20 +292,6 @@ _DOCTOR = Command("doctor", "diagnose the cluster", _doctor, (switch("--json", "
 
 COMMANDS: Mapping[str, Command] = {
     each.name: each
-    for each in (
-        OVERVIEW,
-        _TOP,
-        INCIDENT,
-        _WHY,
-        RESIZE,
-        PLAN,
-        CORDON,
-        UNCORDON,
-        WAKE,
-        PRICES,
-        _WEB,
-        _DOCTOR,
-        UNINSTALL,
-    )
+    for each in (OVERVIEW, _TOP, INCIDENT, _WHY, RESIZE, PLAN, CORDON, UNCORDON, WAKE, PRICES, _WEB, _DOCTOR, UNINSTALL)
 }
 """By their names, in the order of the help."""
