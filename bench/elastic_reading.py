@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.elastic.borrowing import Borrowing
-from gpu_device_plugin.features.use.contract import write_node_use
 from gpu_device_plugin.features.use.node import Use, UseReports
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract.keys import ELASTIC, LONGEST, MEMORY_GUARANTEE, MEMORY_LIMIT
+from gpu_device_plugin.model.contract.node_use import write_node_use
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.features.history.contract import LARGEST_HISTORY, STEP_S, STEPS
 from gpu_device_plugin.features.history.rules.ring import ROOM, GpuSample, Ring
 from gpu_device_plugin.features.history.sampling import encoded
-from gpu_device_plugin.features.use.contract import write_node_use
 from gpu_device_plugin.features.use.rules.container_gpus import container_gpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, attribute
 from gpu_device_plugin.features.use.rules.use_report import names, node_use
@@ -26,6 +25,7 @@ from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner, owner_of_process
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
 from gpu_device_plugin.model.allocations import Allocation
+from gpu_device_plugin.model.contract.node_use import write_node_use
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind

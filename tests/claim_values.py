@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.features.claims.claimed_gpus import with_claims
 from gpu_device_plugin.features.claims.contract import DRIVER, Claim, Consumer, Device, DeviceRequest, device_name
-from gpu_device_plugin.features.use.contract import NO_REPORT, NodeReport
+from gpu_device_plugin.model.contract.node_use import NO_REPORT, NodeReport
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.report.rules.node_view import NodeView

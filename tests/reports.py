@@ -7,7 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.features.use.contract import (
+from gpu_device_plugin.model.contract.keys import NODE_LIMITS, NODE_USE
+from gpu_device_plugin.model.contract.node_use import (
     ContainerUse,
     GpuUse,
     NodeReport,
@@ -15,7 +16,6 @@ from gpu_device_plugin.features.use.contract import (
     node_report,
     write_node_use,
 )
-from gpu_device_plugin.model.contract.keys import NODE_LIMITS, NODE_USE
 from gpu_device_plugin.model.contract.nodelabels import NodeLimits, write_node_limits
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.report.rules.gauges import NodeMetrics

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.features.use.contract import NO_REPORT, NodeReport
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
+from gpu_device_plugin.model.contract.node_use import NO_REPORT, NodeReport
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.report.rules.held_instances import InstancePod

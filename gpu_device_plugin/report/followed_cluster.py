@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.claims.claim_objects import read_claim
 from gpu_device_plugin.features.claims.claimed_gpus import pools, waits_for_ours, with_claims
-from gpu_device_plugin.features.use.contract import NO_REPORT, STALE_S, NodeReport, node_report
 from gpu_device_plugin.kubernetes.objects.decoding import NodeReader, PodReader
 from gpu_device_plugin.kubernetes.store import Store, replacing
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
+from gpu_device_plugin.model.contract.node_use import NO_REPORT, STALE_S, NodeReport, node_report
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import MOST_WRITTEN
 from gpu_device_plugin.model.resources import Kind

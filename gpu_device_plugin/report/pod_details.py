@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_device_plugin.features.claims.contract import PodClaim
 from gpu_device_plugin.kubernetes.objects import requests
 from gpu_device_plugin.kubernetes.objects.decoding import ObjectMeta, OwnedMeta, PodReader, decoded
 from gpu_device_plugin.kubernetes.objects.requests import (
@@ -28,6 +27,7 @@ from gpu_device_plugin.model.contract.keys import (
     READ_BY_AGENT,
     WISHES,
 )
+from gpu_device_plugin.model.pods import PodClaim
 from gpu_device_plugin.report.objects import ApiObject, Condition, readable
 from gpu_device_plugin.report.rules.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus
 from gpu_device_plugin.report.rules.printing import shortened

@@ -17,8 +17,7 @@ from gpu_device_plugin.report.objects import ConfigMap, escaped
 from gpu_device_plugin.report.rules.finding import note
 from gpu_device_plugin.report.rules.held_instances import asked_instances
 from gpu_device_plugin.report.rules.node_answers import Kept, NodeAnswer, answers, besides, describe, exclusions
-from gpu_device_plugin.report.rules.pod_causes import asked_by_claims, by_claim_instead, causes, claim_causes
-from gpu_device_plugin.report.rules.pod_use import refusals
+from gpu_device_plugin.report.rules.pod_causes import asked_by_claims, by_claim_instead, causes, claim_causes, refusals
 from gpu_device_plugin.report.rules.resource_requests import asked_by_profile, instance_facts
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.extender import ExtenderSettings

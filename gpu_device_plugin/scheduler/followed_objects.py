@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from gpu_device_plugin.features.capacity.arrangement import evictability
 from gpu_device_plugin.features.capacity.held_room import Holds
 from gpu_device_plugin.features.capacity.rules.movable import Evictability, Residents
@@ -28,16 +26,17 @@ from gpu_device_plugin.model.contract.keys import (
     WHEN_IDLE,
     WISHES,
 )
-from gpu_device_plugin.model.gpus import MOST_GPUS
+from gpu_device_plugin.model.contract.node_use import brief_use, used_mib
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.sharing import Shared
-from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import msgspec
 
     from gpu_device_plugin.model.gpus import Links
     from gpu_device_plugin.model.nodes import NodeRecord
@@ -289,42 +288,8 @@ def replaceable(pod: Pod) -> Owner | None:
 
 # --- The use of a node's GPUs -----------------------------------------------------------------------------------------
 
-_LONGEST = 128 << 10
-"""Characters; an agent writes no more than 96 KiB."""
-
-
-class _Gpu(msgspec.Struct, gc=False):
-    index: int = 0
-    used: int | None = None
-
-
-class _Use(msgspec.Struct, gc=False):
-    """Of the long annotation how much memory is in use, and when, and nothing else."""
-
-    at: str = ""
-    gpus: list[_Gpu] = []
-
 
 def with_brief_use(node: NodeRecord) -> NodeRecord:
     """Return a node of whose long annotation `NODE_USE` no more is left than `used_mib` reads."""
     text = node.annotations.get(NODE_USE)
-    if text is None:
-        return node
-    brief = msgspec.json.encode(_use(text)).decode()
-    return replace(node, annotations={**node.annotations, NODE_USE: brief})
-
-
-def _use(text: str) -> _Use:
-    try:
-        return msgspec.json.decode(text, type=_Use) if len(text) <= _LONGEST else _Use()
-    except (msgspec.DecodeError, RecursionError):
-        return _Use()
-
-
-def used_mib(text: str) -> tuple[Mapping[int, int], float | None]:
-    """Return the memory in use on each GPU by position, and when it was read, in seconds since the epoch.
-
-    By the annotation `NODE_USE`; nothing and None if it is malformed.
-    """
-    use = _use(text)
-    return {gpu.index: gpu.used for gpu in use.gpus[:MOST_GPUS] if gpu.used is not None}, epoch_s(use.at)
+    return node if text is None else replace(node, annotations={**node.annotations, NODE_USE: brief_use(text)})

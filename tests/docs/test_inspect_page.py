@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.features.history.report import BLOCKS, REASONS, history_lines
 from gpu_device_plugin.features.history.rules.slowness import slowness
-from gpu_device_plugin.features.use.contract import GpuUse
+from gpu_device_plugin.model.contract.node_use import GpuUse
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.programs.inspect.arguments import parse
 from gpu_device_plugin.programs.inspect.inspect_program import COMMANDS

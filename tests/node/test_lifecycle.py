@@ -21,7 +21,6 @@ import pytest
 from gpu_device_plugin import files
 from gpu_device_plugin.features.history.sampling import History
 from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
-from gpu_device_plugin.features.use.contract import SERVED, read_node_use
 from gpu_device_plugin.features.use.node import UseReports
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
@@ -29,6 +28,7 @@ from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, DirectoryGoneError
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS, MEMORY_GUARANTEE, RESIZE_BOUND
+from gpu_device_plugin.model.contract.node_use import SERVED, read_node_use
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.model.shares import SHARES
 from gpu_device_plugin.programs.agent.node_program import RESTART_AFTER, NodeProgram

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.features.capacity.report import verdict
 from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedPod, UnmovableReason
 from gpu_device_plugin.features.capacity.rules.plans import Plan
+from gpu_device_plugin.features.elastic.report import resizes
+from gpu_device_plugin.features.use.report import of_pod
 from gpu_device_plugin.kubernetes.client.errors import Call
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED
 from gpu_device_plugin.model.limits import CHOOSABLE
@@ -19,7 +21,6 @@ from gpu_device_plugin.report.rules.agent_pods import agents
 from gpu_device_plugin.report.rules.finding import note
 from gpu_device_plugin.report.rules.node_answers import Kept, answers, what_makes_room, why_waits
 from gpu_device_plugin.report.rules.pod_causes import SchedulingStatus
-from gpu_device_plugin.report.rules.pod_use import of_pod, resizes
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.reports import ASKED, part, report

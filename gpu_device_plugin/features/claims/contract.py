@@ -180,18 +180,6 @@ class Parameters:
     """The DeviceClass says so; what the claim itself says takes precedence."""
 
 
-@dataclass(frozen=True, slots=True)
-class PodClaim:
-    """One claim of a pod, as the pod names it."""
-
-    entry: str
-    """Its name in the pod; empty: kube-scheduler made the claim of an extended resource that the pod asks for."""
-    claim: str = ""
-    """The name of the ResourceClaim; empty: it was not made from its template yet."""
-    template: str = ""
-    """The name of the ResourceClaimTemplate; empty: the pod names the claim itself."""
-
-
 class Consumer(NamedTuple):
     """A pod that may use a claim."""
 

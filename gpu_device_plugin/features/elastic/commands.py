@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.commandline import FAILED, OK
 from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, Allowance, Wish, read_wish, write_wish
+from gpu_device_plugin.features.elastic.report import (
+    gpu_of,
+    not_resizable,
+    of_size,
+    settled,
+    unreadable_wishes,
+    why_not,
+)
 from gpu_device_plugin.features.elastic.rules.promising import sizes
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
@@ -24,14 +32,6 @@ from gpu_device_plugin.report.followed_cluster import cluster
 from gpu_device_plugin.report.objects import Named
 from gpu_device_plugin.report.pod_details import pod_and_status
 from gpu_device_plugin.report.reading import named_pod, unread
-from gpu_device_plugin.report.rules.pod_use import (
-    gpu_of,
-    not_resizable,
-    of_size,
-    settled,
-    unreadable_wishes,
-    why_not,
-)
 from gpu_device_plugin.report.rules.printing import counted
 from gpu_device_plugin.scheduler.rules.usage import growable
 from gpu_device_plugin.settings.knobs import UsageError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.turns import in_turns
-from gpu_device_plugin.features.elastic.contract import Allowance, write_answer
+from gpu_device_plugin.features.elastic.contract import Allowance
 from gpu_device_plugin.features.elastic.rules.promising import Outcome, decides, resize, wants_more
 from gpu_device_plugin.kubernetes.client.errors import (
     ApiError,
@@ -21,6 +21,7 @@ from gpu_device_plugin.kubernetes.client.errors import (
 )
 from gpu_device_plugin.kubernetes.objects.decoding import NAMESPACES, read_metadata, version_number
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, PLACES
+from gpu_device_plugin.model.contract.reservations import write_answer
 from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S
 from gpu_device_plugin.scheduler.rules.usage import NO_GROWTH
 

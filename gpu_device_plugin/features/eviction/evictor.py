@@ -16,7 +16,7 @@ from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.node.extension import NodeFeature
 from gpu_device_plugin.node.rules.gpu_health import with_cards
-from gpu_device_plugin.report.rules.use_texts import duration
+from gpu_device_plugin.report.rules.printing import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from gpu_device_plugin.features.use.contract import NodeUse  # noqa: TC001 - msgspec looks them up
+from gpu_device_plugin.model.contract.node_use import NodeUse  # noqa: TC001 - msgspec looks them up
 from gpu_device_plugin.model.telemetry import GpuTelemetry  # noqa: TC001 - as above
 
 HISTORY_PATH = "/history/"

@@ -8,10 +8,10 @@ from operator import or_
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.use.report import uses
 from gpu_device_plugin.model.telemetry import Throttle
 from gpu_device_plugin.report.rules.columns import Layout, Line, Row, Tone, aligned, columns, fitted, table
-from gpu_device_plugin.report.rules.printing import counted, printable, short_uuid
-from gpu_device_plugin.report.rules.use_texts import container, duration, limit, mib, uses
+from gpu_device_plugin.report.rules.printing import container, counted, duration, limit, mib, printable, short_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.features.eviction.evictor import Evictor
-from gpu_device_plugin.features.over_use.rules import OverUseRules, Response, Watch
+from gpu_device_plugin.features.over_use.rules import (
+    OverUseRules,
+    Response,
+    Watch,
+    annotation,
+    event_note,
+    outlook,
+    use_of,
+)
 from gpu_device_plugin.features.over_use.settings import OverUseSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.model.contract.keys import OVER_USE
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.node.extension import NodeFeature
-from gpu_device_plugin.report.rules.use_texts import annotation, event_note, outlook, use_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

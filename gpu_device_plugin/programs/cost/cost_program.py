@@ -36,8 +36,7 @@ from gpu_device_plugin.programs.cost.prometheus import (
     matchers,
 )
 from gpu_device_plugin.report.rules.columns import Line
-from gpu_device_plugin.report.rules.printing import counted, first
-from gpu_device_plugin.report.rules.use_texts import duration
+from gpu_device_plugin.report.rules.printing import counted, duration, first
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.commandline import OK, say, width
+from gpu_device_plugin.features.use.report import at_a_glance
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS
@@ -27,7 +28,6 @@ from gpu_device_plugin.report.rules.terminal_tables import (
     rows_claimed,
     rows_waiting,
 )
-from gpu_device_plugin.report.rules.use_texts import at_a_glance
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:

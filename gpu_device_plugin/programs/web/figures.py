@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.turns import Turns
-from gpu_device_plugin.features.use.contract import SERVED, USE_PATH, read_node_use
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.model.contract.keys import MalformedAnnotationError
+from gpu_device_plugin.model.contract.node_use import SERVED, USE_PATH, read_node_use
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.report.agent_reader import AgentReader, understood
 from gpu_device_plugin.report.rules.agent_pods import AGENT_NAMESPACE, NEVER, Agents, Attempt, due, shared
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.features.history.contract import IncidentSummary, NodeHistory
     from gpu_device_plugin.features.history.rules.slowness import MaySee
-    from gpu_device_plugin.features.use.contract import NodeUse
     from gpu_device_plugin.kubernetes.client.api_client import Client
+    from gpu_device_plugin.model.contract.node_use import NodeUse
 
     Deliver = Callable[[str, NodeUse | None], None]
 

@@ -14,7 +14,7 @@ import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.history.rules.slowness import everyone
-from gpu_device_plugin.features.use.contract import NodeReport
+from gpu_device_plugin.model.contract.node_use import NodeReport
 from gpu_device_plugin.report.rules.node_answers import asked_amounts, what_makes_room, why_waits
 from gpu_device_plugin.report.rules.overview_document import node_document
 from gpu_device_plugin.report.rules.printing import counted
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from gpu_device_plugin.features.claims.contract import Claim
-    from gpu_device_plugin.features.use.contract import NodeUse
+    from gpu_device_plugin.model.contract.node_use import NodeUse
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.web.callers import CallerScope
     from gpu_device_plugin.programs.web.figures import FiguresState

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gpu_device_plugin.features.use.contract import GpuUse, NodeUse, idle_s, to_return
+from gpu_device_plugin.model.contract.node_use import GpuUse, NodeUse, idle_s, to_return
 from gpu_device_plugin.model.contract.nodelabels import NO_LIMITS, NodeLimits
 from gpu_device_plugin.model.gpus import Inventory
 from gpu_device_plugin.model.limits import LimitStatus
@@ -15,7 +15,7 @@ from gpu_device_plugin.model.telemetry import GpuTelemetry, Throttle
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.features.use.contract import ContainerUse
+    from gpu_device_plugin.model.contract.node_use import ContainerUse
     from gpu_device_plugin.model.shares import SharedGpu
     from gpu_device_plugin.node.rules.node import Node
     from gpu_device_plugin.scheduler.rules.candidate import Candidate

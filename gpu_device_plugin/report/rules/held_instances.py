@@ -9,8 +9,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.mig.rules import read_instances
 from gpu_device_plugin.model.contract.keys import INSTANCES, MalformedAnnotationError
+from gpu_device_plugin.model.contract.promises import read_instances
 from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.scheduler.rules.pod_demand import amount_of

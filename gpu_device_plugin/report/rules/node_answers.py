@@ -15,8 +15,7 @@ from gpu_device_plugin.model.placing import FIT, POLICIES, Demand, Obstacle, Unp
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules.columns import aligned
 from gpu_device_plugin.report.rules.finding import Finding, grouped, note
-from gpu_device_plugin.report.rules.pod_causes import scheduler_says, scheduler_silent
-from gpu_device_plugin.report.rules.pod_use import refusals
+from gpu_device_plugin.report.rules.pod_causes import refusals, scheduler_says, scheduler_silent
 from gpu_device_plugin.report.rules.printing import counted, ranges, short_uuid, shortened
 from gpu_device_plugin.report.rules.printing import place as place_of
 from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, Fit, fit, gpu_policy_of

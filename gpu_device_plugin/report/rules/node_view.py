@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.use.contract import NO_REPORT, trespasses
+from gpu_device_plugin.model.contract.node_use import NO_REPORT, trespasses
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.placing import Room
 from gpu_device_plugin.report.rules.held_instances import whole_instances
@@ -16,7 +16,7 @@ from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.features.use.contract import ContainerUse, NodeReport
+    from gpu_device_plugin.model.contract.node_use import ContainerUse, NodeReport
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu
     from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.report.rules.held_instances import InstancePod, Instances

@@ -12,9 +12,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, added_for_limits
-from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, trespasses
 from gpu_device_plugin.model.contract import variables
 from gpu_device_plugin.model.contract.keys import FRAMEWORKS, POD
+from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, trespasses
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 from gpu_device_plugin.model.contract.promises import readable_promises
 from gpu_device_plugin.model.contract.variables import read_frameworks
@@ -31,7 +31,7 @@ from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.features.use.contract import NodeReport
+    from gpu_device_plugin.model.contract.node_use import NodeReport
     from gpu_device_plugin.model.contract.nodegpus import ListedInstance
     from gpu_device_plugin.model.pods import Container, Pod
     from gpu_device_plugin.model.resources import Resource

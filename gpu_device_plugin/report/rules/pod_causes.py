@@ -17,14 +17,16 @@ from gpu_device_plugin.features.claims.claimed_gpus import (
     waits_for_ours,
 )
 from gpu_device_plugin.features.claims.contract import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS, parse_device_name
+from gpu_device_plugin.features.elastic.report import resizes, unreadable_wishes
+from gpu_device_plugin.features.over_use.report import told_over_use
+from gpu_device_plugin.features.use.report import lent, of_pod
 from gpu_device_plugin.model.contract.keys import ASSIGNED, ASSUME_TIME, MalformedAnnotationError
 from gpu_device_plugin.model.contract.promises import promises
 from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.report.rules.finding import Finding, note
+from gpu_device_plugin.report.rules.finding import Finding, grouped, note
 from gpu_device_plugin.report.rules.held_instances import asked_instances
-from gpu_device_plugin.report.rules.pod_use import lent, of_pod, refusals, resizes, told_over_use, unreadable_wishes
 from gpu_device_plugin.report.rules.printing import counted, first
 from gpu_device_plugin.report.rules.resource_requests import (
     annotated_for_others,
@@ -41,8 +43,9 @@ from gpu_device_plugin.scheduler.rules.usage import usage_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.features.claims.contract import Claim, Device, DeviceRequest, PodClaim
-    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.features.claims.contract import Claim, Device, DeviceRequest
+    from gpu_device_plugin.model.contract.node_use import NodeReport
+    from gpu_device_plugin.model.pods import Pod, PodClaim
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.rules.node_view import NodeView
 
@@ -403,3 +406,11 @@ def by_claim_instead(asked: GpuRequest, nodes: Sequence[NodeView]) -> Iterator[F
         f"ResourceClaimTemplate of the DeviceClass {SHARED_CLASS} with the capacity memory: {{amount}} (docs/dra.md)."
     )
     yield note("ask-by-claim", text, amount=amount)
+
+
+def refusals(report: NodeReport) -> tuple[Finding, ...]:
+    """Return why shares of some GPUs of a node are refused, as clauses about the node."""
+    limits = {} if report.limits is None else report.limits.gpus
+    reasons = ((each.refusal, str(position)) for position, each in sorted(limits.items()) if each.refusal)
+    text = "its agent refuses shares of GPU {gpus}: {why}"
+    return tuple(note("shares-refused", text, gpus=", ".join(gpus), why=why) for why, gpus in grouped(reasons).items())

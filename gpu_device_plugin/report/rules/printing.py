@@ -1,13 +1,18 @@
-"""Format numbers and names, and escape untrusted text so that it cannot control a terminal."""
+"""Format numbers, durations, names and limits, and escape untrusted text so that it cannot control a terminal."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.model.contract.node_use import idle_s
+from gpu_device_plugin.model.limits import Enforcement, LimitStatus
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from gpu_device_plugin.features.history.contract import ContainerHistory, IncidentProcess, IncidentSummary
+    from gpu_device_plugin.model.contract.node_use import ContainerUse, NodeReport
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 
 MOST_NAMED = 5
@@ -90,3 +95,50 @@ def json_line(value: object) -> str:
         return text
     # JSON syntax is printable, so every unprintable character is inside a string.
     return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
+
+
+_UNKNOWN = "unknown"
+
+
+_UNITS = ((86400, "days"), (3600, "h"), (60, "min"))
+"""Seconds of a unit, the largest first."""
+
+
+def mib(amount: int | None) -> str:
+    """Format an amount that is compared with others, which all have the same unit; None: unknown."""
+    return _UNKNOWN if amount is None else f"{amount:,} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Format a duration in the largest unit of which it has two, rounded down: ``119 s``, ``3 min``, ``2 h``."""
+    size, unit = next((each for each in _UNITS if seconds >= 2 * each[0]), (1, "s"))
+    return f"{int(max(0.0, seconds) // size)} {unit}"
+
+
+def age(seconds: float | None) -> str:
+    """Format how long ago something was read; None: unknown."""
+    return "at an unknown time" if seconds is None else f"{duration(seconds)} ago"
+
+
+def container(part: ContainerUse | ContainerHistory | IncidentProcess | IncidentSummary) -> str:
+    """Return ``namespace/pod/container``, with the parts that are known."""
+    return "/".join(filter(None, (part.namespace, part.pod, part.container)))
+
+
+def limit(part: ContainerUse) -> str:
+    """Return the limit of a container: the means, whether it holds, and both numbers where they differ."""
+    if part.enforcement is None:
+        return "-"
+    if part.enforcement is Enforcement.ADVISORY or part.held is None:
+        return part.enforcement.value
+    if part.held is LimitStatus.DIFFERS:
+        return f"{part.enforcement}: differs ({mib(part.found_mib)} instead of {mib(part.most_mib)})"
+    return f"{part.enforcement}: {part.held}" + (f" ({mib(part.most_mib)})" if part.held is LimitStatus.MISSING else "")
+
+
+def idle(report: NodeReport, parts: Iterable[ContainerUse]) -> float | None:
+    """Return how long a pod has left its GPUs idle, by the node's clock, in seconds; None: it has not, or unknown."""
+    if report.use is None or report.stale:
+        return None
+    found = [seconds for part in parts if (seconds := idle_s(report.use, part)) is not None]
+    return max(found) + (report.use_age_s or 0.0) if found else None

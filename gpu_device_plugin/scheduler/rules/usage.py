@@ -9,7 +9,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.elastic.contract import guarantees
 from gpu_device_plugin.model.contract.keys import (
     ASSIGNED,
     ASSUME_TIME,
@@ -20,6 +19,7 @@ from gpu_device_plugin.model.contract.keys import (
     POD,
 )
 from gpu_device_plugin.model.contract.promises import PodAllocation, readable_promises, write_allocation
+from gpu_device_plugin.model.contract.reservations import guarantees
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.sharing import Shared
 from gpu_device_plugin.scheduler.rules.pod_demand import amount_of, parts_of

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from gpu_device_plugin.features.use.contract import NodeUse, write_node_use
 from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.client.errors import ForbiddenError
@@ -26,6 +25,7 @@ from gpu_device_plugin.model.contract.keys import (
     REPLICAS_BEFORE_IDLE,
     WHEN_IDLE,
 )
+from gpu_device_plugin.model.contract.node_use import NodeUse, write_node_use
 from gpu_device_plugin.model.pods import Owner
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.inspect.inspect_program import main

@@ -12,7 +12,6 @@ import pytest
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.features.idle.scheduler import IdleActions
-from gpu_device_plugin.features.use.contract import NodeUse, write_node_use
 from gpu_device_plugin.kubernetes.client.api_client import Client, Timing
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
@@ -25,6 +24,7 @@ from gpu_device_plugin.model.contract.keys import (
     REPLICAS_BEFORE_IDLE,
     WHEN_IDLE,
 )
+from gpu_device_plugin.model.contract.node_use import NodeUse, write_node_use
 from gpu_device_plugin.model.times import epoch_s, rfc3339
 from gpu_device_plugin.scheduler.followed_objects import CapacityCache
 from tests.builders import GPU_MEM, container, pod

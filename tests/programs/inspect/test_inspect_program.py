@@ -34,7 +34,7 @@ from tests.reports import SINCE, part, written
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gpu_device_plugin.features.use.contract import ContainerUse
+    from gpu_device_plugin.model.contract.node_use import ContainerUse
     from gpu_device_plugin.model.resources import Resource
 
 PROG = "kubectl inspect gpushare"

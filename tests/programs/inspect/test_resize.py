@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.features.elastic.commands import resize
-from gpu_device_plugin.features.elastic.contract import Allowance, Answer, write_answer
+from gpu_device_plugin.features.elastic.contract import Allowance
 from gpu_device_plugin.kubernetes.kubectl import reaching
 from gpu_device_plugin.model.contract.keys import (
     MEMORY_GUARANTEE,
@@ -17,6 +17,7 @@ from gpu_device_plugin.model.contract.keys import (
     MEMORY_PROMISED,
     RESIZE_BOUND,
 )
+from gpu_device_plugin.model.contract.reservations import Answer, write_answer
 from gpu_device_plugin.programs.inspect.arguments import parse
 from gpu_device_plugin.programs.inspect.inspect_program import COMMANDS
 from tests.programs.inspect.test_inspect_program import PROG, World, gpu, node, pod

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpu_device_plugin.features.elastic.contract import Answer, write_answer
 from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS, PodReader
 from gpu_device_plugin.model.contract.keys import ALLOCATION, ELASTIC, MEMORY_GUARANTEE, MEMORY_HELD, RESIZE_BOUND
+from gpu_device_plugin.model.contract.reservations import Answer, write_answer
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from tests.builders import GPU_MEM, container, pod
 from tests.patience import REAL_S, eventually

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.features.use.contract import GpuUse
+from gpu_device_plugin.model.contract.node_use import GpuUse
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.report.rules.columns import columns
 from tests.patience import stretched, until

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import aiohttp
 import pytest
 
-from gpu_device_plugin.features.use.contract import GpuUse, NodeUse
 from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.client.errors import Call, UnavailableError
 from gpu_device_plugin.model.contract.keys import ALLOCATION, NODE_GPUS
+from gpu_device_plugin.model.contract.node_use import GpuUse, NodeUse
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
 from gpu_device_plugin.programs.web.callers import Caller, LocalCallers, ReviewedCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresState

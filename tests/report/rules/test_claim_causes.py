@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.features.claims.contract import Device, DeviceRequest, PodClaim
+from gpu_device_plugin.features.claims.contract import Device, DeviceRequest
 from gpu_device_plugin.model.placing import Demand
-from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.pods import Pod, PodClaim
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules.pod_causes import (
     SchedulingStatus,

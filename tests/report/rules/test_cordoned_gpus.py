@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.use.contract import NodeReport, NodeUse
+from gpu_device_plugin.model.contract.node_use import NodeReport, NodeUse
 from gpu_device_plugin.report.rules.columns import Tone
 from gpu_device_plugin.report.rules.gpushare_layout import details, summary, wide
 from gpu_device_plugin.report.rules.overview_document import node_document

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.features.use.contract import GpuUse
+from gpu_device_plugin.model.contract.node_use import GpuUse
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.report.rules.columns import Tone, columns
 from gpu_device_plugin.report.rules.node_view import sums_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.metrics import family
+from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.model.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
 from gpu_device_plugin.model.contract.nodelabels import NodeLimits
 from gpu_device_plugin.model.gpus import Gpu, Inventory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpu_device_plugin.features.use.contract import GpuUse
+from gpu_device_plugin.model.contract.node_use import GpuUse
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.features.use.contract import GpuUse, NodeReport
+from gpu_device_plugin.model.contract.node_use import GpuUse, NodeReport
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.contract.nodelabels import NodeLimits
 from gpu_device_plugin.model.gpus import Closeness, Links

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpu_device_plugin.features.use.contract import ContainerUse
 from gpu_device_plugin.model.contract.keys import ALLOCATION, FRAMEWORKS, IDX, INSTANCES, POD
+from gpu_device_plugin.model.contract.node_use import ContainerUse
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.report.rules.overview_document import containers_of

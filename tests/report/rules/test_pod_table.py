@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.features.use.contract import ContainerUse, NodeReport, NodeUse
 from gpu_device_plugin.model.contract.keys import OVER_USE
+from gpu_device_plugin.model.contract.node_use import ContainerUse, NodeReport, NodeUse
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.times import epoch_s, rfc3339

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.report.rules.printing import json_line, printable, ranges
+from gpu_device_plugin.report.rules.printing import age, duration, json_line, mib, printable, ranges
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,19 @@ def test_what_json_has_no_form_for_is_text() -> None:
 )
 def test_numbers_in_a_row_are_written_as_a_range(numbers: tuple[int, ...], shown: str) -> None:
     assert ranges(numbers) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        *((-1, "0 s"), (59.9, "59 s"), (119, "119 s"), (120, "2 min"), (185, "3 min"), (7199, "119 min")),
+        *((7200, "2 h"), (400_000, "4 days")),
+    ],
+)
+def test_a_duration_is_told_in_a_unit_of_which_it_has_two(seconds: float, told: str) -> None:
+    assert (duration(seconds), age(seconds)) == (told, f"{told} ago")
+    assert age(None) == "at an unknown time"
+
+
+def test_amounts_that_are_compared_have_one_unit() -> None:
+    assert [mib(amount) for amount in (None, 0, 4096, 143_771)] == ["unknown", "0 MiB", "4,096 MiB", "143,771 MiB"]

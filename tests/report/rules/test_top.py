@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.features.use.contract import GpuUse
+from gpu_device_plugin.model.contract.node_use import GpuUse
 from gpu_device_plugin.report.rules.columns import Tone, columns
 from gpu_device_plugin.report.rules.terminal_tables import SORTS, Picture, frame
 from tests.reports import SINCE, part, report

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.telemetry import GpuTelemetry
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.report.rules.use_texts import duration
+from gpu_device_plugin.report.rules.printing import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

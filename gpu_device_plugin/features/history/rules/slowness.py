@@ -11,8 +11,7 @@ from gpu_device_plugin.features.history.rules.gpu_window import LEAST_S, RECENT_
 from gpu_device_plugin.model.telemetry import BY_HEAT, SLOWING, Throttle
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, grouped, note, warning
-from gpu_device_plugin.report.rules.printing import counted, first, ranges
-from gpu_device_plugin.report.rules.use_texts import duration, mib
+from gpu_device_plugin.report.rules.printing import counted, duration, first, mib, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -9,8 +9,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.features.use.rules.container_gpus import granted_by_place
+from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.model.times import rfc3339
 
 if TYPE_CHECKING:

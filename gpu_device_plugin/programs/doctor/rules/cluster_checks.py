@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.over_use.report import told_over_use
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.programs.doctor.rules import claim_checks, component_checks, container_checks, limit_checks
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, examine, grouped, known, note, ok, warning
-from gpu_device_plugin.report.rules.pod_use import told_over_use
 from gpu_device_plugin.report.rules.printing import gpu_names, listed
 
 if TYPE_CHECKING:

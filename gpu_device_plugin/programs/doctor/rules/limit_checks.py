@@ -7,12 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.elastic.contract import MemoryRequests, is_elastic
+from gpu_device_plugin.features.elastic.report import why_not
 from gpu_device_plugin.features.elastic.rules.promising import sizes
 from gpu_device_plugin.features.limits.rules.enforcement import REFUSE, Lacks, enforcements, lacks, wanted_enforcement
 from gpu_device_plugin.features.mps.contract import MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import lack
-from gpu_device_plugin.features.use.contract import asked_s, exceeds, not_held, trespasses
+from gpu_device_plugin.features.use.report import does_not_hold, uses
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, RESIZE_BOUND, SET_LIMITS_LABEL
+from gpu_device_plugin.model.contract.node_use import asked_s, exceeds, not_held, trespasses
 from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.model.limits import AUTO, Enforcement, LimitStatus, summary
 from gpu_device_plugin.model.mig import MigMode
@@ -20,14 +22,13 @@ from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.node.rules.node_config import ignored_labels
 from gpu_device_plugin.programs.doctor.rules.container_checks import name
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, grouped, note, ok, warning
-from gpu_device_plugin.report.rules.pod_use import refusals, why_not
-from gpu_device_plugin.report.rules.printing import first
-from gpu_device_plugin.report.rules.use_texts import age, container, does_not_hold, uses
+from gpu_device_plugin.report.rules.pod_causes import refusals
+from gpu_device_plugin.report.rules.printing import age, container, first
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.features.use.contract import ContainerUse, NodeReport
+    from gpu_device_plugin.model.contract.node_use import ContainerUse, NodeReport
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms, NodeSeen, NodeSymptoms
     from gpu_device_plugin.report.rules.finding import Parameter

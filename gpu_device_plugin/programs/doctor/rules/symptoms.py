@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.features.use.contract import NO_REPORT, node_report
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
+from gpu_device_plugin.model.contract.node_use import NO_REPORT, node_report
 from gpu_device_plugin.model.contract.nodegpus import NO_GPUS
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.nodes import NodeRecord
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.conflicts.rules import Detection
     from gpu_device_plugin.features.history.contract import NodeHistory
     from gpu_device_plugin.features.mps.contract import MpsGpu
-    from gpu_device_plugin.features.use.contract import NodeReport
+    from gpu_device_plugin.model.contract.node_use import NodeReport
     from gpu_device_plugin.model.contract.nodegpus import NodeGpus
     from gpu_device_plugin.model.gpus import Gpu, Inventory
     from gpu_device_plugin.model.pods import Pod

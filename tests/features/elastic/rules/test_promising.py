@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.features.elastic.contract import NO_ANSWER, Allowance, Answer
+from gpu_device_plugin.features.elastic.contract import Allowance
 from gpu_device_plugin.features.elastic.rules.promising import Decision, Outcome, decides, resize, wants_more
 from gpu_device_plugin.model.contract.keys import (
     ALLOCATION,
@@ -20,6 +20,7 @@ from gpu_device_plugin.model.contract.keys import (
     RESIZE_BOUND,
 )
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
+from gpu_device_plugin.model.contract.reservations import NO_ANSWER, Answer
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.scheduler.rules.candidate import candidate
 from gpu_device_plugin.scheduler.rules.usage import Usage, usage_of

@@ -9,8 +9,8 @@ import pytest
 
 from gpu_device_plugin.features.conflicts.rules import sightings
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
-from gpu_device_plugin.features.use.contract import NO_REPORT
 from gpu_device_plugin.model.contract.keys import NODE_USE, SCHEDULE_LABEL, SET_LIMITS_LABEL
+from gpu_device_plugin.model.contract.node_use import NO_REPORT
 from gpu_device_plugin.model.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.nodes import NodeRecord

@@ -12,6 +12,8 @@ from collections.abc import Mapping  # noqa: TC003 - msgspec looks it up in inci
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from gpu_device_plugin.model.contract.keys import NODE_LIMITS, NODE_USE, MalformedAnnotationError, compact, text_in
 from gpu_device_plugin.model.contract.nodelabels import VERSION, NodeLimits, read_node_limits, reading
 from gpu_device_plugin.model.gpus import MOST_GPUS
@@ -20,6 +22,7 @@ from gpu_device_plugin.model.times import epoch_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
 
 USE_PATH = "/use"
 OLD_S = 180.0
@@ -310,3 +313,40 @@ def _given(fields: Mapping[str, object]) -> Mapping[str, object]:
 def _whole(fields: Mapping[str, Any], key: str) -> int | None:
     value = fields.get(key)
     return value if type(value) is int and 0 <= value <= _LARGEST else None
+
+
+_LONGEST = 128 << 10
+"""Characters; an agent writes no more than 96 KiB."""
+
+
+class _Gpu(msgspec.Struct, gc=False):
+    index: int = 0
+    used: int | None = None
+
+
+class _Use(msgspec.Struct, gc=False):
+    """Of the long annotation how much memory is in use, and when, and nothing else."""
+
+    at: str = ""
+    gpus: list[_Gpu] = []
+
+
+def brief_use(text: str) -> str:
+    """Return of the annotation `NODE_USE` no more than `used_mib` reads."""
+    return msgspec.json.encode(_use(text)).decode()
+
+
+def _use(text: str) -> _Use:
+    try:
+        return msgspec.json.decode(text, type=_Use) if len(text) <= _LONGEST else _Use()
+    except (msgspec.DecodeError, RecursionError):
+        return _Use()
+
+
+def used_mib(text: str) -> tuple[Mapping[int, int], float | None]:
+    """Return the memory in use on each GPU by position, and when it was read, in seconds since the epoch.
+
+    By the annotation `NODE_USE`; nothing and None if it is malformed.
+    """
+    use = _use(text)
+    return {gpu.index: gpu.used for gpu in use.gpus[:MOST_GPUS] if gpu.used is not None}, epoch_s(use.at)

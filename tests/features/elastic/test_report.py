@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.features.elastic.contract import Answer, write_answer
+from gpu_device_plugin.features.elastic.report import not_resizable, resizes, settled, why_not
 from gpu_device_plugin.features.elastic.rules.promising import sizes
 from gpu_device_plugin.model.contract.keys import (
     ALLOCATION,
@@ -17,10 +17,10 @@ from gpu_device_plugin.model.contract.keys import (
     MEMORY_PROMISED,
 )
 from gpu_device_plugin.model.contract.nodegpus import ListedInstance
+from gpu_device_plugin.model.contract.reservations import Answer, write_answer
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.report.rules.pod_causes import SchedulingStatus, causes
-from gpu_device_plugin.report.rules.pod_use import not_resizable, resizes, settled, why_not
 from tests.names import COUNT, MEM
 from tests.reports import part, report
 from tests.resources import RESOURCES

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.features.use.contract import (
+from gpu_device_plugin.model.contract.keys import NODE_LIMITS, NODE_USE, MalformedAnnotationError
+from gpu_device_plugin.model.contract.node_use import (
     ANNOTATED,
     NO_REPORT,
     SERVED,
@@ -24,12 +25,13 @@ from gpu_device_plugin.features.use.contract import (
     not_held,
     read_node_use,
     trespasses,
+    used_mib,
     write_node_use,
 )
-from gpu_device_plugin.model.contract.keys import NODE_LIMITS, NODE_USE, MalformedAnnotationError
 from gpu_device_plugin.model.contract.nodelabels import NodeLimits, read_node_limits, write_node_limits
 from gpu_device_plugin.model.gpus import MOST_GPUS
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
+from gpu_device_plugin.model.times import epoch_s
 
 AT = "2026-11-22T10:00:00Z"
 
@@ -322,3 +324,32 @@ def test_of_figures_that_are_not_of_now_the_age_is_told() -> None:
     assert [node_report(written, NOW_S + age_s)[0].old for age_s in (180, 181)] == [False, True]
     assert node_report({NODE_USE: write_node_use(NodeUse("?"))}, NOW_S)[0].old
     assert not NO_REPORT.old
+
+
+def test_what_an_agent_writes_is_read_without_its_containers() -> None:
+    parts = tuple(ContainerUse("default", f"pod-{n}", "main", 0, 1024, n) for n in range(400))
+    text = write_node_use(NodeUse("2026-01-01T00:00:00Z", {0: GpuUse(700), 1: GpuUse(), 3: GpuUse(0)}, parts))
+    assert used_mib(text) == ({0: 700, 3: 0}, epoch_s("2026-01-01T00:00:00Z"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"gpus": 7}',
+        '{"gpus": [7]}',
+        '{"gpus": [{"used": "x"}]}',
+        "[" * 9000,
+        "{}" + " " * 140_000,
+    ],
+    ids=lambda text: text[:24].strip(),
+)
+def test_of_anything_else_nothing_is_known(text: str) -> None:
+    assert used_mib(text) == ({}, None)
+
+
+def test_no_more_gpus_are_read_than_a_node_has() -> None:
+    assert len(used_mib(json.dumps({"gpus": [{"index": n, "used": 1} for n in range(5000)]}))[0]) <= 1024
