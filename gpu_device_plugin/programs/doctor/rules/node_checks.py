@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
+from gpu_device_plugin.features.history.rules.gpu_condition import condition_here
+from gpu_device_plugin.features.limits.report import asked_enforcement, held, left_from_before, limits_here
+from gpu_device_plugin.features.limits.rules.enforcement import REFUSE, lacks, wanted_enforcement
+from gpu_device_plugin.features.mig.report import mig
+from gpu_device_plugin.features.mps.report import supervisor
+from gpu_device_plugin.features.mps.rules.mps_admission import lack
+from gpu_device_plugin.features.use.report import use
+from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, MIG_LABEL, SET_LIMITS_LABEL
+from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.memory import MAX_DEVICE_IDS, format_mib
+from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import SHARES, Shares, TooManySharesError, unknown_exclusions
-from gpu_device_plugin.programs.doctor.rules import container_checks, limit_checks
+from gpu_device_plugin.node.rules.node_config import ignored_labels
+from gpu_device_plugin.programs.doctor.rules import container_checks
 from gpu_device_plugin.programs.doctor.rules.cluster_checks import capacity
 from gpu_device_plugin.programs.doctor.rules.symptoms import AgentSeen, ApiSeen, NodeSymptoms
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, known, note, ok, warning
@@ -56,7 +67,7 @@ def _shares(node: NodeSymptoms) -> Iterator[Finding]:
     for gpu, why in shares.left_out:
         if gpu in node.given or gpu.uuid in node.exclude_gpus or gpu.label in node.exclude_gpus:
             yield note(
-                "gpu-left-out", "{gpu} is not shared: {why}", gpu=container_checks.name(gpu, node), why=why
+                "gpu-left-out", "{gpu} is not shared: {why}", gpu=node.name(gpu), why=why
             )  # `mig` tells of the others
     yield from _given_as(node, shares, format_mib(in_force))
 
@@ -78,7 +89,7 @@ def _given_as(node: NodeSymptoms, shares: Shares, size: str) -> Iterator[Finding
         )
     for shared in unified:
         text = "{gpu} is given whole, as its memory is the machine's; --unified-memory says how much of that is shared"
-        yield ok("unified", text, gpu=container_checks.name(shared.gpu, node))
+        yield ok("unified", text, gpu=node.name(shared.gpu))
     if instances := len(whole) - len(unified):
         yield ok("whole-instances", "{instances:MIG instance} one by one", instances=instances)
 
@@ -279,18 +290,58 @@ def _clock(node: NodeSymptoms) -> Iterator[Finding]:
         yield warning("clock-skewed", text, "synchronize both clocks by NTP", seconds=round(abs(skew)))
 
 
+# --- Those of features ------------------------------------------------------------------------------------------------
+
+
+def _mig(node: NodeSymptoms) -> Iterable[Finding]:
+    label, mode = node.labels.get(MIG_LABEL, ""), node.mig_in_force
+    return mig(node.inventory.gpus, node.names, label, mode, node=node.node_name, present=node.mig_present)
+
+
+def _limits(node: NodeSymptoms) -> Iterator[Finding]:
+    if node.extra_grant_problem:
+        text = "the agent does not start: {problem}"
+        yield error("extra-grant-unusable", text, "correct it, or empty extra_grant", problem=node.extra_grant_problem)
+        return
+    if node.invented:
+        yield ok("invented", "invented GPUs have none")
+        return
+    if node.driver_problem:
+        yield Unknown("no-driver", "advisory as long as no driver answers")
+        return
+    if ignored := ignored_labels(node.labels).get(SET_LIMITS_LABEL):
+        yield warning("label-ignored", "{problem}", "correct the label, or remove it", problem=ignored)
+    version = node.inventory.driver_version or "of an unknown version"
+    own = lacks(node.inventory.cgroup, extra_grant=node.extra_grant)
+    yield from limits_here(
+        wanted_enforcement(node.limits, node.labels),
+        {**own, Enforcement.MPS: partial(lack, node.mps)},
+        node.given,
+        refuse=node.limits_fallback == REFUSE,
+        whole_instances=node.mig_in_force is MigMode.WHOLE,
+        version=version,
+        toolkit=node.toolkit,
+    )
+    yield from left_from_before(node.inventory, node.with_driver_limits, version, node.toolkit)
+
+
+def _supervisor(node: NodeSymptoms) -> Iterable[Finding]:
+    asked = asked_enforcement(node.labels, node.limits) is Enforcement.MPS
+    return supervisor(node.mps, node.names, node.mps_left, node.mps_state_file, asked=asked)
+
+
 CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = {
     "driver": container_checks.driver,
     "GPUs": container_checks.gpus,
-    "GPU condition": known("telemetry", container_checks.condition_here),
-    "MIG": container_checks.mig,
+    "GPU condition": known("telemetry", lambda node, telemetry: condition_here(node.names, telemetry)),
+    "MIG": _mig,
     "device nodes": container_checks.device_nodes,
     "container runtime": container_checks.runtime,
     "CDI": container_checks.cdi,
     "images": known("obeys_images", container_checks.images),
     "cgroups": known("cgroup", container_checks.cgroups),
-    "memory limits": limit_checks.limits_here,
-    "MPS": limit_checks.supervisor,
+    "memory limits": _limits,
+    "MPS": _supervisor,
     "shares": _shares,
     "kubelet directory": _directory,
     "kubelet": _kubelet,
@@ -305,7 +356,7 @@ CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = {
     "allocatable": _offered,
     "capacity": _capacity,
     "clock": _clock,
-    "limits held": lambda node: limit_checks.held(node.alone),
-    "memory use": lambda node: limit_checks.use(node.alone),
+    "limits held": lambda node: held(node.alone.nodes),
+    "memory use": lambda node: use(node.alone.nodes, node.alone.ready),
 }
 """A check comes after those on which it depends."""

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
-from gpu_device_plugin.model.contract.node_use import NO_REPORT, node_report
-from gpu_device_plugin.model.contract.nodegpus import NO_GPUS
+from gpu_device_plugin.model.contract.node_use import node_report
 from gpu_device_plugin.model.mig import MigMode
-from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.node.rules.node_config import mig_mode
 from gpu_device_plugin.report.rules.finding import Unknown
+from gpu_device_plugin.report.rules.node_view import ExaminedNode
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 
 if TYPE_CHECKING:
@@ -22,9 +21,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.conflicts.rules import Detection
     from gpu_device_plugin.features.history.contract import NodeHistory
     from gpu_device_plugin.features.mps.contract import MpsGpu
-    from gpu_device_plugin.model.contract.node_use import NodeReport
-    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
     from gpu_device_plugin.model.gpus import Gpu, Inventory
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.model.telemetry import GpuTelemetry
@@ -36,18 +34,12 @@ _NOT_EXAMINED = Unknown("not-examined", "not examined")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSeen(NodeRecord):
+class NodeSeen(ExaminedNode):
     """A node that shares GPUs or shared them before, has the label that switches this, or is of a group that shares."""
 
-    uid: str = ""
     annotated: bool = False
     """Whether an agent has annotated it with its GPUs."""
-    gpus: NodeGpus = NO_GPUS
     other_plugins: tuple[Detection, ...] = ()
-    report: NodeReport = NO_REPORT
-    """What its agent reports of limits and of real use."""
-    report_problems: tuple[str, ...] = ()
-    """Why a part of that cannot be read."""
 
 
 def node_seen(node: NodeRecord, now_s: float, **changes: Any) -> NodeSeen:
@@ -309,6 +301,22 @@ class NodeSymptoms:
     """The number of the agent's processes; None: processes are not visible from here."""
     api: ApiSeen | Unknown = _NOT_EXAMINED
     node_name: str = ""
+
+    def name(self, gpu: Gpu) -> str:
+        """Return a GPU or an instance with its UUID, as people know it: by its number in the node's list, if any."""
+        if gpu.instance is not None:
+            return f"MIG instance {gpu.label} ({gpu.uuid})"
+        listed = () if isinstance(self.api, Unknown) else (*self.api.node.gpus.gpus, *self.api.node.gpus.gone)
+        numbers = {each.uuid: each.position for each in listed if each.uuid}
+        number = numbers.get(gpu.uuid)
+        if number is None and numbers:
+            return f"the GPU {gpu.uuid} (nvidia-smi counts it as {gpu.index})"
+        return f"GPU {gpu.index if number is None else number} ({gpu.uuid})"
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The same of all GPUs, by UUID."""
+        return {gpu.uuid: self.name(gpu) for gpu in self.inventory.gpus}
 
     @property
     def labels(self) -> Mapping[str, str]:
