@@ -82,7 +82,7 @@ def device_nodes(node: NodeSymptoms) -> Iterator[Finding]:
         )
     if right := [path for path, why in node.device_nodes.items() if not why]:
         yield ok("device-nodes", "{paths}", paths=", ".join(right))
-    if node.unlinked_nodes and not {"device-specs", "cdi"} & set(node.devices):
+    if node.unlinked_nodes and not {"device-specs", "cdi"} & set(node.settings.devices):
         text = (
             "/dev/char does not lead to {paths}: with systemd cgroups a systemctl daemon-reload takes GPUs from "
             "running containers"
@@ -112,7 +112,7 @@ def runtime(node: NodeSymptoms) -> Iterator[Finding]:
             handler=runtime.handlers[0],
             path=runtime.path,
         )
-    if fit or "envvar" not in node.devices:
+    if fit or "envvar" not in node.settings.devices:
         return
     if files := tuple(path for runtime in node.runtimes for path in runtime.without_effect):
         text = "containerd does not read NVIDIA's runtime from {paths} (its configuration is {path})"
@@ -134,7 +134,7 @@ def runtime(node: NodeSymptoms) -> Iterator[Finding]:
 
 def cdi(node: NodeSymptoms) -> Iterator[Finding]:
     """Compare the CDI files with the GPUs, if `--devices` includes cdi."""
-    if "cdi" not in node.devices:
+    if "cdi" not in node.settings.devices:
         if not isinstance(node.cdi_devices, Unknown):
             text = "{devices:device} in CDI files; without cdi in --devices none is requested"
             yield note("cdi-unused", text, devices=len(node.cdi_devices))
@@ -142,7 +142,7 @@ def cdi(node: NodeSymptoms) -> Iterator[Finding]:
     if isinstance(node.cdi_devices, Unknown):
         yield node.cdi_devices
         return
-    wanted = [f"{node.cdi_kind}={gpu.uuid}" for gpu in node.given]
+    wanted = [f"{node.settings.cdi_kind}={gpu.uuid}" for gpu in node.given]
     if missing := tuple(device for device in wanted if device not in node.cdi_devices):
         advice = (
             "nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml, and once more after "

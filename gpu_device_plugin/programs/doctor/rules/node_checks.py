@@ -6,12 +6,16 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.conflicts.settings import ConflictSettings
 from gpu_device_plugin.features.history.rules.gpu_condition import condition_here
 from gpu_device_plugin.features.limits.report import asked_enforcement, held, left_from_before, limits_here
 from gpu_device_plugin.features.limits.rules.enforcement import REFUSE, lacks, wanted_enforcement
+from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.features.mig.report import mig
+from gpu_device_plugin.features.mps.contract import STATE_FILE
 from gpu_device_plugin.features.mps.report import supervisor
 from gpu_device_plugin.features.mps.rules.mps_admission import lack
+from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.features.use.report import use
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, MIG_LABEL, SET_LIMITS_LABEL
 from gpu_device_plugin.model.limits import Enforcement
@@ -47,25 +51,26 @@ _CORRECT = "correct it; until then a running agent keeps its settings, and one t
 
 
 def _shares(node: NodeSymptoms) -> Iterator[Finding]:
-    in_force = node.share_mib_in_force or node.share_mib
-    if in_force != node.share_mib:
+    settings, excluded = node.settings, node.settings.exclude_gpus
+    in_force = node.share_mib_in_force or settings.share_size_mib
+    if (waiting := settings.share_size_mib) != in_force:
         text = "one share is {size}, and a share_size of {waiting} waits: containers held shares when the agent started"
         advice = "drain the node, and restart its agent then"
-        yield warning("share-size-waits", text, advice, size=format_mib(in_force), waiting=format_mib(node.share_mib))
+        yield warning("share-size-waits", text, advice, size=format_mib(in_force), waiting=format_mib(waiting))
     try:
-        shares = Shares(in_force, node.reserve_mib).with_inventory(
-            node.inventory.with_unified(node.unified_mib), node.exclude_gpus, mig=node.mig_in_force
+        shares = Shares(in_force, settings.reserve_mib).with_inventory(
+            node.inventory.with_unified(settings.unified_memory_mib), excluded, mig=node.mig_in_force
         )
     except TooManySharesError as excess:
         yield error("too-many-shares", "{problem}", problem=str(excess))
         return
-    if problem := unknown_exclusions(node.exclude_gpus, node.inventory):
+    if problem := unknown_exclusions(excluded, node.inventory):
         yield warning("excluded-gpu-unknown", "{problem}", problem=problem)
     if shares.why_none:
         yield error("no-gpu-shared", "{problem}", problem=shares.why_none)
         return
     for gpu, why in shares.left_out:
-        if gpu in node.given or gpu.uuid in node.exclude_gpus or gpu.label in node.exclude_gpus:
+        if gpu in node.given or gpu.uuid in excluded or gpu.label in excluded:
             yield note(
                 "gpu-left-out", "{gpu} is not shared: {why}", gpu=node.name(gpu), why=why
             )  # `mig` tells of the others
@@ -101,11 +106,11 @@ def _directory(node: NodeSymptoms) -> Iterator[Finding]:
     if node.directory_problem:
         yield error("directory-unusable", "{problem}", problem=node.directory_problem)
     else:
-        yield ok("directory", "{directory} can be written", directory=node.directory)
+        yield ok("directory", "{directory} can be written", directory=str(node.settings.device_plugin_dir))
 
 
 def _kubelet(node: NodeSymptoms) -> Iterator[Finding]:
-    socket = f"{node.directory}/kubelet.sock"
+    socket = f"{node.settings.device_plugin_dir}/kubelet.sock"
     if node.kubelet_listens:
         yield ok("kubelet", "listens on {socket}", socket=socket)
     else:
@@ -126,7 +131,7 @@ def _records(node: NodeSymptoms) -> Iterator[Finding]:
 def _agent(node: NodeSymptoms) -> Iterator[Finding]:
     if node.agents_running == 0:
         advice = "kubectl label node {node} gpushare=true, and see kubectl -n gpushare get daemonset,pods -o wide"
-        yield error("no-agent", "no agent runs here", advice, node=node.node_name or "NODE")
+        yield error("no-agent", "no agent runs here", advice, node=node.settings.node_name or "NODE")
     elif isinstance(node.agent, Unknown):
         yield node.agent
     else:
@@ -158,7 +163,7 @@ def _settings(node: NodeSymptoms) -> Iterator[Finding]:
             f"correct the label (kubectl label node {{node}} --overwrite {CONFIG_LABEL}=...), or add the file",
             profile=label,
             folder=profiles.folder,
-            node=node.node_name or "NODE",
+            node=node.settings.node_name or "NODE",
         )
     elif problem := profiles.problems.get("" if label == DEFAULT_PROFILE else label):
         yield error("settings-unusable", "{problem}", _CORRECT, problem=problem)
@@ -186,7 +191,7 @@ def _streams(node: NodeSymptoms) -> Iterator[Finding]:
 
 def _others(node: NodeSymptoms) -> Iterator[Finding]:
     for sighting in node.others:
-        if node.allow_other_plugins:
+        if node.settings.of(ConflictSettings).allow_other_plugins:
             advice = "make sure that each has GPUs of its own: --exclude-gpus"
             yield warning("other-plugin-allowed", "{problem}, which is allowed", advice, problem=sighting.finding)
         else:
@@ -248,10 +253,10 @@ def _node(node: NodeSymptoms) -> Iterator[Finding]:
         advice = "see whether NODE_NAME, or --node-name, is the name of this node"
         yield error("node-unreadable", "{problem}", advice, problem=api.node_problem)
     elif api.node.shares_gpus:
-        yield ok("node-labelled", "{node} is labelled gpushare=true", node=node.node_name)
+        yield ok("node-labelled", "{node} is labelled gpushare=true", node=node.settings.node_name)
     else:
         text = "{node} is not labelled gpushare=true, by which the DaemonSet selects nodes"
-        yield note("node-not-labelled", text, "kubectl label node {node} gpushare=true", node=node.node_name)
+        yield note("node-not-labelled", text, "kubectl label node {node} gpushare=true", node=node.settings.node_name)
 
 
 def _offered(node: NodeSymptoms) -> Iterator[Finding]:
@@ -271,7 +276,7 @@ def _offered(node: NodeSymptoms) -> Iterator[Finding]:
 
 
 def _capacity(node: NodeSymptoms) -> Iterable[Finding]:
-    return capacity(node.alone, counted=any(each.name == node.count_resource for each in node.resources))
+    return capacity(node.alone, counted=any(each.kind is Kind.COUNT for each in node.resources))
 
 
 def _clock(node: NodeSymptoms) -> Iterator[Finding]:
@@ -295,7 +300,7 @@ def _clock(node: NodeSymptoms) -> Iterator[Finding]:
 
 def _mig(node: NodeSymptoms) -> Iterable[Finding]:
     label, mode = node.labels.get(MIG_LABEL, ""), node.mig_in_force
-    return mig(node.inventory.gpus, node.names, label, mode, node=node.node_name, present=node.mig_present)
+    return mig(node.inventory.gpus, node.names, label, mode, node=node.settings.node_name, present=node.mig_present)
 
 
 def _limits(node: NodeSymptoms) -> Iterator[Finding]:
@@ -311,13 +316,13 @@ def _limits(node: NodeSymptoms) -> Iterator[Finding]:
         return
     if ignored := ignored_labels(node.labels).get(SET_LIMITS_LABEL):
         yield warning("label-ignored", "{problem}", "correct the label, or remove it", problem=ignored)
-    version = node.inventory.driver_version or "of an unknown version"
-    own = lacks(node.inventory.cgroup, extra_grant=node.extra_grant)
+    settings, version = node.settings.of(LimitSettings), node.inventory.driver_version or "of an unknown version"
+    own = lacks(node.inventory.cgroup, extra_grant=settings.extra_grant is not None)
     yield from limits_here(
-        wanted_enforcement(node.limits, node.labels),
+        wanted_enforcement(settings.limits, node.labels),
         {**own, Enforcement.MPS: partial(lack, node.mps)},
         node.given,
-        refuse=node.limits_fallback == REFUSE,
+        refuse=settings.limits_fallback == REFUSE,
         whole_instances=node.mig_in_force is MigMode.WHOLE,
         version=version,
         toolkit=node.toolkit,
@@ -326,8 +331,9 @@ def _limits(node: NodeSymptoms) -> Iterator[Finding]:
 
 
 def _supervisor(node: NodeSymptoms) -> Iterable[Finding]:
-    asked = asked_enforcement(node.labels, node.limits) is Enforcement.MPS
-    return supervisor(node.mps, node.names, node.mps_left, node.mps_state_file, asked=asked)
+    asked = asked_enforcement(node.labels, node.settings.of(LimitSettings).limits) is Enforcement.MPS
+    file = node.settings.of(MpsSettings).mps_dir / STATE_FILE
+    return supervisor(node.mps, node.names, node.mps_left, str(file), asked=asked)
 
 
 CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = {

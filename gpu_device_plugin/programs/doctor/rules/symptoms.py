@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
 from gpu_device_plugin.model.contract.node_use import node_report
 from gpu_device_plugin.model.mig import MigMode
+from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.rules.node_config import mig_mode
 from gpu_device_plugin.report.rules.finding import Unknown
 from gpu_device_plugin.report.rules.node_view import ExaminedNode
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.model.telemetry import GpuTelemetry
+    from gpu_device_plugin.settings.node import NodeSettings
 
 _NOT_EXAMINED = Unknown("not-examined", "not examined")
 
@@ -226,38 +228,19 @@ class NodeSymptoms:
     """Everything on a node that concerns GPU sharing."""
 
     # The agent's settings
+    settings: NodeSettings
     resources: tuple[Resource, ...]
-    memory_resource: str = ""
-    """The name of the memory resource, also where it is not offered."""
-    count_resource: str = ""
-    share_mib: int
+    """Those that it offers, with those of MIG profiles."""
     share_mib_in_force: int | None = None
     """The share size that the agent uses; None: it has recorded none."""
-    unified_mib: int = 0
-    """The machine's memory that a GPU without memory of its own is to share."""
-    reserve_mib: int = 0
-    exclude_gpus: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ("envvar",)
-    cdi_kind: str = "nvidia.com/gpu"
-    allow_other_plugins: bool = False
-    invented: bool = False
-    """Whether the GPUs come from a description file."""
     in_container: bool = False
     profiles: Profiles = NO_PROFILES
-    mig: str = MigMode.OFF
-    """How pods get MIG instances, unless the node's label says otherwise."""
-    limits: str = "auto"
-    limits_fallback: str = "refuse"
-    extra_grant: bool = False
-    """The setting `extra_grant` names a file."""
     extra_grant_problem: str = ""
-    """Why that file cannot be used, with advice."""
+    """Why the file of the setting `extra_grant` cannot be used, with advice."""
     mps: Mapping[str, MpsGpu] | str = ""
     """The daemons of the MPS supervisor, by the GPU's UUID, or why there is none."""
     mps_left: tuple[str, ...] = ()
     """The GPUs (by UUID) that a supervisor ran which no longer runs, and did not give back."""
-    mps_state_file: str = ""
-    """The path of the file that says so."""
 
     # The hardware
     driver_problem: str = ""
@@ -286,7 +269,6 @@ class NodeSymptoms:
     cgroup: int | Unknown = 2
 
     # The kubelet
-    directory: str = ""
     directory_problem: str = ""
     kubelet_listens: bool = True
     pod_resources_problem: str = ""
@@ -300,7 +282,11 @@ class NodeSymptoms:
     agents_running: int | None = None
     """The number of the agent's processes; None: processes are not visible from here."""
     api: ApiSeen | Unknown = _NOT_EXAMINED
-    node_name: str = ""
+
+    @property
+    def invented(self) -> bool:
+        """Whether the GPUs come from a description file."""
+        return self.settings.gpus != "nvml"
 
     def name(self, gpu: Gpu) -> str:
         """Return a GPU or an instance with its UUID, as people know it: by its number in the node's list, if any."""
@@ -328,9 +314,10 @@ class NodeSymptoms:
         """A cluster of this node and its agent, as far as they are known here."""
         node = NodeSeen(name="") if isinstance(self.api, Unknown) else self.api.node
         ready = isinstance(self.agent, AgentSeen) and not self.agent.missing
+        names = {resource.kind: resource.name for resource in self.settings.managed}  # also where they are not offered
         return ClusterSymptoms(
-            memory_resource=self.memory_resource,
-            count_resource=self.count_resource,
+            memory_resource=names[Kind.MEMORY],
+            count_resource=names[Kind.COUNT],
             nodes=(node,) if node.name else (),
             agents=(ComponentStatus(name="", node=node.name, ready=ready),),
         )
@@ -338,7 +325,7 @@ class NodeSymptoms:
     @property
     def mig_in_force(self) -> MigMode:
         """How pods get MIG instances."""
-        return mig_mode(self.mig, self.labels.get(MIG_LABEL, ""))
+        return mig_mode(self.settings.mig, self.labels.get(MIG_LABEL, ""))
 
     @property
     def given(self) -> tuple[Gpu, ...]:
