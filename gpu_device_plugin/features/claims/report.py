@@ -38,14 +38,9 @@ def claims(
 ) -> Iterator[Finding]:
     """Yield what keeps claims from being served.
 
-    Args:
-        nodes: those of the cluster.
-        present: all claims.
-        slices: those of our driver: its pools have the names of their nodes, and of each the newest generation is
-            valid.
-        classes: the extended resource that each DeviceClass serves, by the name of the class; empty: none.
-        resources: the names of memory and count.
-        version: that of the API server; empty: unknown.
+    `slices` are those of our driver: its pools have the names of their nodes, and of each the newest generation is
+    valid. `classes` has the extended resource of each DeviceClass, empty if it has none; `resources` are memory and
+    count, and `version` is that of the API server.
     """
     serving = [node for node in nodes if node.gpus.claims]
     asked_to = [node for node in nodes if node.labels.get(SERVE_LABEL) == BY_CLAIMS]

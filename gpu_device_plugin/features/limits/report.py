@@ -6,24 +6,26 @@ import re
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.limits.rules.enforcement import (
-    Lacks,
-    WantedEnforcement,
+    REFUSE,
     enforcements,
     lacks,
     wanted_enforcement,
 )
 from gpu_device_plugin.features.use.report import DETAILS, details, does_not_hold
-from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
+from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SET_LIMITS_LABEL
 from gpu_device_plugin.model.contract.node_use import not_held
 from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.model.limits import AUTO, Enforcement, LimitStatus, summary
+from gpu_device_plugin.node.rules.node_config import ignored_labels
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, grouped, note, ok, warning
 from gpu_device_plugin.report.rules.pod_causes import refusals
 from gpu_device_plugin.report.rules.printing import container
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
+    from gpu_device_plugin.features.limits.settings import LimitSettings
     from gpu_device_plugin.model.gpus import Gpu, Inventory
     from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.report.rules.node_view import ExaminedNode
@@ -75,30 +77,26 @@ def limits(nodes: Iterable[ExaminedNode], by_profile: Mapping[str, str]) -> Iter
 
 
 def limits_here(
-    want: WantedEnforcement,
-    means: Lacks,
-    given: Iterable[Gpu],
+    settings: LimitSettings,
+    labels: Mapping[str, str],
+    inventory: Inventory,
+    given: Mapping[int, Gpu],
     *,
-    refuse: bool,
-    whole_instances: bool,
-    version: str,
+    instances: AbstractSet[int],
+    mps: Callable[[Gpu], str],
     toolkit: str | Unknown,
 ) -> Iterator[Finding]:
     """Check by which means the memory limits of containers hold on one node, and why.
 
-    Args:
-        want: what the settings and the node's labels want.
-        means: why a means cannot be had there.
-        given: the GPUs and MIG instances that pods can get.
-        refuse: shares are refused where what is required is missing.
-        whole_instances: pods get the latter whole.
-        version: that of the driver.
-        toolkit: the version of NVIDIA's container toolkit; empty: it is not installed.
+    `given` are the GPUs and MIG instances that pods can get, the latter whole where they are among `instances`; `mps`
+    says why MPS cannot limit one, and `toolkit` the version of NVIDIA's container toolkit; empty: it is not installed.
     """
-    gpus = dict(enumerate(given))
-    given_whole = {position for position, gpu in gpus.items() if gpu.instance is not None and whole_instances}
-    made, missing = enforcements(gpus, means, want, refuse=refuse, partitions=given_whole)
-    present = {gpu.enforcement for gpu in made.values()}
+    if ignored := ignored_labels(labels).get(SET_LIMITS_LABEL):
+        yield warning("label-ignored", "{problem}", "correct the label, or remove it", problem=ignored)
+    want, refuse = wanted_enforcement(settings.limits, labels), settings.limits_fallback == REFUSE
+    means = {**lacks(inventory.cgroup, extra_grant=settings.extra_grant is not None), Enforcement.MPS: mps}
+    made, missing = enforcements(given, means, want, refuse=refuse, partitions=instances)
+    present, version = {gpu.enforcement for gpu in made.values()}, _version(inventory)
     if missing:
         refused = refuse and want.required
         yield (error if refused else warning)(
@@ -109,8 +107,8 @@ def limits_here(
             missing=missing,
             version=version,
         )
-    elif Enforcement.ADVISORY in present or not gpus:
-        advisory = [gpus[position] for position, gpu in made.items() if gpu.enforcement is Enforcement.ADVISORY]
+    elif Enforcement.ADVISORY in present or not given:
+        advisory = [given[position] for position, gpu in made.items() if gpu.enforcement is Enforcement.ADVISORY]
         on_instances = bool(advisory) and all(gpu.instance is not None for gpu in advisory)
         yield note(
             "limits-advisory-mig" if on_instances else "limits-advisory",
@@ -142,12 +140,10 @@ def _by_the_driver(version: str, toolkit: str | Unknown) -> Finding:
     return ok("limits", text, version=version, toolkit=toolkit)
 
 
-def left_from_before(
-    inventory: Inventory, containers: Sequence[str], version: str, toolkit: str | Unknown
-) -> Iterator[Finding]:
+def left_from_before(inventory: Inventory, containers: tuple[str, ...], toolkit: str | Unknown) -> Iterator[Finding]:
     """Find containers that the toolkit's hook keeps from starting again: earlier agents always set its variables.
 
-    `containers` are those with the variables of the driver's limits; for the versions see `limits_here`.
+    `containers` are those with the variables of the driver's limits.
     """
     whole = [gpu for gpu in inventory.gpus if gpu.instance is None]
     fit = [gpu for gpu in whole if not gpu.mig] or whole
@@ -161,9 +157,13 @@ def left_from_before(
             "cgroups are not of version 2",
             "delete these pods, so that they are made again without it, before a container of theirs restarts",
             toolkit="1.20.1 or newer" if isinstance(toolkit, Unknown) else toolkit,
-            containers=tuple(containers),
-            version=version,
+            containers=containers,
+            version=_version(inventory),
         )
+
+
+def _version(inventory: Inventory) -> str:
+    return inventory.driver_version or "of an unknown version"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -28,13 +28,8 @@ def mig(
 ) -> Iterator[Finding]:
     """Check each GPU of a node in MIG mode, if it has one: its instances, and how pods get them.
 
-    Args:
-        gpus: with the instances.
-        names: theirs for people, by UUID.
-        label: the value of the node's label for MIG; empty: it has none.
-        mode: what is in force.
-        node: its name.
-        present: the number of GPU instances by their GPU's UUID, as the kernel module lists them to everybody.
+    `names` are those of GPUs and instances for people, by UUID; `label` is the value of the node's label for MIG, and
+    `mode` what is in force; the kernel module lists to everybody how many GPU instances are `present` on each GPU.
     """
     parents = [gpu for gpu in gpus if gpu.mig]
     if parents and label and label not in list(MigMode):

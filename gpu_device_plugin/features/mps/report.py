@@ -42,14 +42,10 @@ def supervisors(
 def supervisor(
     daemons: Mapping[str, MpsGpu] | str, names: Mapping[str, str], left: Iterable[str], file: str, *, asked: bool
 ) -> Iterator[Finding]:
-    """Check the supervisor of a node, and its daemon on each GPU.
+    """Check the supervisor of a node, if it is `asked` for, and its daemon on each GPU, or why there is none.
 
-    Args:
-        daemons: by the GPU's UUID, or why there is no supervisor.
-        names: those of the GPUs for people, by UUID.
-        left: the GPUs (by UUID) that a supervisor ran which no longer runs, and did not give back.
-        file: the path of the file that says so.
-        asked: the node's limits are to be those of MPS.
+    GPUs are `left` by a supervisor, as a `file` says, which no longer runs and did not give them back; `names` are
+    those of GPUs for people. All are by UUID.
     """
     if not asked:
         for uuid in left:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.features.conflicts.settings import ConflictSettings
 from gpu_device_plugin.features.history.rules.gpu_condition import condition_here
 from gpu_device_plugin.features.limits.report import asked_enforcement, held, left_from_before, limits_here
-from gpu_device_plugin.features.limits.rules.enforcement import REFUSE, lacks, wanted_enforcement
 from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.features.mig.report import mig
 from gpu_device_plugin.features.mps.contract import STATE_FILE
@@ -17,13 +16,12 @@ from gpu_device_plugin.features.mps.report import supervisor
 from gpu_device_plugin.features.mps.rules.mps_admission import lack
 from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.features.use.report import use
-from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, MIG_LABEL, SET_LIMITS_LABEL
+from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, MIG_LABEL
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.memory import MAX_DEVICE_IDS, format_mib
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import SHARES, Shares, TooManySharesError, unknown_exclusions
-from gpu_device_plugin.node.rules.node_config import ignored_labels
 from gpu_device_plugin.programs.doctor.rules import container_checks
 from gpu_device_plugin.programs.doctor.rules.cluster_checks import capacity
 from gpu_device_plugin.programs.doctor.rules.symptoms import AgentSeen, ApiSeen, NodeSymptoms
@@ -314,20 +312,18 @@ def _limits(node: NodeSymptoms) -> Iterator[Finding]:
     if node.driver_problem:
         yield Unknown("no-driver", "advisory as long as no driver answers")
         return
-    if ignored := ignored_labels(node.labels).get(SET_LIMITS_LABEL):
-        yield warning("label-ignored", "{problem}", "correct the label, or remove it", problem=ignored)
-    settings, version = node.settings.of(LimitSettings), node.inventory.driver_version or "of an unknown version"
-    own = lacks(node.inventory.cgroup, extra_grant=settings.extra_grant is not None)
+    given = dict(enumerate(node.given))
+    whole = node.mig_in_force is MigMode.WHOLE
     yield from limits_here(
-        wanted_enforcement(settings.limits, node.labels),
-        {**own, Enforcement.MPS: partial(lack, node.mps)},
-        node.given,
-        refuse=settings.limits_fallback == REFUSE,
-        whole_instances=node.mig_in_force is MigMode.WHOLE,
-        version=version,
+        node.settings.of(LimitSettings),
+        node.labels,
+        node.inventory,
+        given,
+        instances={position for position, gpu in given.items() if whole and gpu.instance is not None},
+        mps=partial(lack, node.mps),
         toolkit=node.toolkit,
     )
-    yield from left_from_before(node.inventory, node.with_driver_limits, version, node.toolkit)
+    yield from left_from_before(node.inventory, node.with_driver_limits, node.toolkit)
 
 
 def _supervisor(node: NodeSymptoms) -> Iterable[Finding]:
