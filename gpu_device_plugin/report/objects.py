@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from gpu_device_plugin.features.claims.claim_objects import GROUP, read_claim
-from gpu_device_plugin.kubernetes.objects import decoding
-from gpu_device_plugin.kubernetes.objects.decoding import ObjectMeta, PodReader, UnreadableObjectError
+from gpu_device_plugin.kubernetes.objects.decoding import ObjectMeta, PodReader, UnreadableObjectError, decoded
 from gpu_device_plugin.kubernetes.objects.requests import Resources  # noqa: TC001 - msgspec reads it
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT
 from gpu_device_plugin.report.rules.agent_pods import AgentPod
@@ -113,16 +112,6 @@ def readable(
         except UnreadableObjectError as error:
             if warnings is not None:
                 warnings.append(f"{what} is left out: {error}")
-
-
-def decoded(raw: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """Return an object of this kind.
-
-    Raises:
-        UnreadableObjectError: `raw` is no such object.
-    """
-    noun = kind.__name__.strip("_").removesuffix("Object").lower()
-    return decoding.decoded(raw, kind, noun)
 
 
 def escaped(text: str) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.programs import kubectl
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, reaching
+from gpu_device_plugin.kubernetes import kubectl
+from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, reaching
 from tests.patience import eventually
 from tests.programs.inspect.test_inspect_program import World
 
