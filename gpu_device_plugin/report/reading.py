@@ -7,13 +7,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.commandline import say
-from gpu_device_plugin.features.claims.claim_objects import CLAIMS
+from gpu_device_plugin.features.claims.claim_objects import ABSENT, CLAIMS, readable_claims, unseen
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS
+from gpu_device_plugin.kubernetes.objects.pod_details import pod_and_status
 from gpu_device_plugin.report.followed_cluster import cluster
-from gpu_device_plugin.report.objects import ABSENT, readable_claims, unseen
-from gpu_device_plugin.report.pod_details import pod_and_status
 from gpu_device_plugin.report.rules.finding import Unknown
 
 if TYPE_CHECKING:

@@ -33,13 +33,13 @@ from gpu_device_plugin.model.contract.keys import (
     MalformedAnnotationError,
 )
 from gpu_device_plugin.model.contract.promises import promises
-from gpu_device_plugin.report.rules.gauges import ExtenderMetrics
 from gpu_device_plugin.scheduler.binding import Binding, Freshness
 from gpu_device_plugin.scheduler.cluster_state import Fleet, FleetEntry
 from gpu_device_plugin.scheduler.controller_context import DEFAULT_TIMINGS, ControllerContext
 from gpu_device_plugin.scheduler.extender_routes import ExtenderRoutes, Readiness
 from gpu_device_plugin.scheduler.followed_objects import READ_ON_NODES as FOLLOWED_ON_NODES
 from gpu_device_plugin.scheduler.followed_objects import CapacityCache, is_stand_in, with_brief_use
+from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics
 from gpu_device_plugin.scheduler.verbs import Verbs
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import UsageError

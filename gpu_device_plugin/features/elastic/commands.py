@@ -21,7 +21,9 @@ from gpu_device_plugin.features.elastic.report import (
 from gpu_device_plugin.features.elastic.rules.promising import sizes
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
+from gpu_device_plugin.kubernetes.objects.api_objects import Named
 from gpu_device_plugin.kubernetes.objects.decoding import NAMESPACES, NODES, PODS, decoded
+from gpu_device_plugin.kubernetes.objects.pod_details import pod_and_status
 from gpu_device_plugin.model.contract.keys import (
     MEMORY_GUARANTEE,
     MEMORY_LIMIT,
@@ -29,8 +31,6 @@ from gpu_device_plugin.model.contract.keys import (
 )
 from gpu_device_plugin.report.commands import NAMESPACE, PODS_OF_KUBECTL, Command, Output, argument, switch
 from gpu_device_plugin.report.followed_cluster import cluster
-from gpu_device_plugin.report.objects import Named
-from gpu_device_plugin.report.pod_details import pod_and_status
 from gpu_device_plugin.report.reading import named_pod, unread
 from gpu_device_plugin.report.rules.printing import counted
 from gpu_device_plugin.scheduler.rules.usage import growable

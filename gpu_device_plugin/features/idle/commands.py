@@ -11,11 +11,11 @@ from gpu_device_plugin.commandline import FAILED, OK
 from gpu_device_plugin.features.idle.rules import replicas_before
 from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
+from gpu_device_plugin.kubernetes.objects.api_objects import ApiObject, Named
 from gpu_device_plugin.kubernetes.objects.decoding import decoded
 from gpu_device_plugin.kubernetes.writers.workloads import NOTEBOOK, SCALED
 from gpu_device_plugin.model.contract.keys import NOTEBOOK_STOPPED, REPLICAS_BEFORE_IDLE
 from gpu_device_plugin.report.commands import NAMESPACE, Command, Output, argument
-from gpu_device_plugin.report.objects import ApiObject, Named
 from gpu_device_plugin.report.reading import unread
 from gpu_device_plugin.report.rules.printing import counted
 from gpu_device_plugin.settings.knobs import UsageError

@@ -11,12 +11,12 @@ from gpu_device_plugin.features.learning.rules.fair_learning import FEWEST, LITT
 from gpu_device_plugin.features.learning.rules.marginal_value import shape_of
 from gpu_device_plugin.features.learning.rules.price_learning import HOSTS, Dominance, cells
 from gpu_device_plugin.features.learning.rules.workload_mix import PodKind, WorkloadMix, kinds_of
+from gpu_device_plugin.kubernetes.objects.api_objects import readable
 from gpu_device_plugin.kubernetes.objects.decoding import NodeReader, PodReader
 from gpu_device_plugin.model.contract.keys import READ_ON_NODES, READ_ON_PODS
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.report.commands import AS_JSON, Command, Output
-from gpu_device_plugin.report.objects import readable
 from gpu_device_plugin.report.reading import every_node_and_pod
 from gpu_device_plugin.report.rules.columns import Layout, Line, Row, table
 from gpu_device_plugin.report.rules.printing import counted, first, printable

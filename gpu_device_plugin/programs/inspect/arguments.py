@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.commandline import Parser, add_settings, no_such_argument
+from gpu_device_plugin.model.contract.keys import AGENT_NAMESPACE
 from gpu_device_plugin.report.commands import PODS_OF_KUBECTL
-from gpu_device_plugin.report.rules.agent_pods import AGENT_NAMESPACE
+from gpu_device_plugin.report.rules.printing import nearest
 from gpu_device_plugin.settings.common import ResourceSettings
-from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
+from gpu_device_plugin.settings.knobs import UsageError, knobs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

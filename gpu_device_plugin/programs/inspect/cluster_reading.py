@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from gpu_device_plugin.features.claims.claim_objects import CLAIMS, GROUP, SLICES, read_slice
+from gpu_device_plugin.features.claims.claim_objects import CLAIMS, GROUP, SLICES, read_slice, readable_claims
 from gpu_device_plugin.features.claims.contract import DRIVER
 from gpu_device_plugin.features.conflicts.rules import sightings
 from gpu_device_plugin.features.history.commands import histories
+from gpu_device_plugin.kubernetes.agent_reader import AGENT_LABELS
 from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.kubernetes.objects.api_objects import ApiObject, Condition, ConfigMap, Container, Named, PodSpec
 from gpu_device_plugin.kubernetes.objects.decoding import (
     LEASES,
     NodeReader,
@@ -24,6 +26,7 @@ from gpu_device_plugin.kubernetes.objects.decoding import (
     decoded,
 )
 from gpu_device_plugin.model.contract.keys import (
+    AGENT_NAMESPACE,
     ASSUME_TIME,
     ELASTIC,
     POD_ANNOTATIONS,
@@ -47,18 +50,7 @@ from gpu_device_plugin.programs.doctor.rules.symptoms import (
     node_seen,
 )
 from gpu_device_plugin.programs.inspect.uninstall import mig_resources
-from gpu_device_plugin.report.objects import (
-    AGENT_LABELS,
-    ApiObject,
-    Condition,
-    ConfigMap,
-    Container,
-    Named,
-    PodSpec,
-    readable_claims,
-)
 from gpu_device_plugin.report.reading import unread
-from gpu_device_plugin.report.rules.agent_pods import AGENT_NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence

@@ -20,16 +20,18 @@ from gpu_device_plugin.features.history.commands import HISTORY, INCIDENT, agent
 from gpu_device_plugin.features.history.contract import LAST_HOUR, NodeHistory
 from gpu_device_plugin.features.idle.commands import WAKE
 from gpu_device_plugin.features.learning.prices import PRICES
+from gpu_device_plugin.kubernetes.agent_reader import AgentUnreadableError
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, reaching
+from gpu_device_plugin.kubernetes.objects.api_objects import escaped, gpu_pods
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS, ObjectKind, UnreadableObjectError
+from gpu_device_plugin.kubernetes.objects.pod_details import events
 from gpu_device_plugin.programs.doctor.rules.cluster_checks import CHECKS, examine_partly
 from gpu_device_plugin.programs.inspect.arguments import parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.overview import CHOICE, COUNTING, OVERVIEW
 from gpu_device_plugin.programs.inspect.top_screen import top
 from gpu_device_plugin.programs.inspect.uninstall import UNINSTALL
-from gpu_device_plugin.report.agent_reader import AgentUnreadableError
 from gpu_device_plugin.report.commands import (
     NAMESPACE,
     NODE,
@@ -41,8 +43,6 @@ from gpu_device_plugin.report.commands import (
     valued,
 )
 from gpu_device_plugin.report.followed_cluster import cluster
-from gpu_device_plugin.report.objects import escaped, gpu_pods
-from gpu_device_plugin.report.pod_details import events
 from gpu_device_plugin.report.reading import GRANT, add_claims, claims_in, cluster_of, named_pod, needed, unread
 from gpu_device_plugin.report.rules.columns import Line, columns
 from gpu_device_plugin.report.rules.finding import examine, exit_code, report

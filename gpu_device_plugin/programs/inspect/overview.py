@@ -10,11 +10,11 @@ from gpu_device_plugin.commandline import OK, say, width
 from gpu_device_plugin.features.use.report import at_a_glance
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
+from gpu_device_plugin.kubernetes.objects.api_objects import escaped, gpu_pods
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS
 from gpu_device_plugin.programs.inspect.gpushare_layout import details, summary, wide
 from gpu_device_plugin.report.commands import NODE, Command, Output, argument, either, switch
 from gpu_device_plugin.report.followed_cluster import cluster
-from gpu_device_plugin.report.objects import escaped, gpu_pods
 from gpu_device_plugin.report.reading import GRANT, claims_in, cluster_of, unread
 from gpu_device_plugin.report.rules.columns import columns
 from gpu_device_plugin.report.rules.overview_document import document

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.commandline import FAILED, OK
 from gpu_device_plugin.features.capacity.contract import let_go
+from gpu_device_plugin.kubernetes.agent_reader import AGENT_LABELS
 from gpu_device_plugin.kubernetes.client.api_client import PatchType
 from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.kubernetes.objects.api_objects import Pod
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS, NodeReader
 from gpu_device_plugin.model.contract.keys import CORDONS, GPU_CONDITION, HELD_ROOM, SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.model.contract.nodelabels import our_annotations, our_labels, switched_on
 from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.programs.inspect.overview import nodes_named
 from gpu_device_plugin.report.commands import DRY_RUN, NODE, Command, Output, argument, valued
-from gpu_device_plugin.report.objects import AGENT_LABELS, Pod
 from gpu_device_plugin.report.reading import unread
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 

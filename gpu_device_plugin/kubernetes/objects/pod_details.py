@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpu_device_plugin.kubernetes.objects import requests
+from gpu_device_plugin.kubernetes.objects.api_objects import ApiObject, Condition, readable
 from gpu_device_plugin.kubernetes.objects.decoding import ObjectMeta, OwnedMeta, PodReader, decoded
 from gpu_device_plugin.kubernetes.objects.requests import (
     LONGEST_KEY,
@@ -28,9 +29,8 @@ from gpu_device_plugin.model.contract.keys import (
     WISHES,
 )
 from gpu_device_plugin.model.pods import PodClaim
-from gpu_device_plugin.report.objects import ApiObject, Condition, readable
 from gpu_device_plugin.report.rules.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus
-from gpu_device_plugin.report.rules.printing import shortened
+from gpu_device_plugin.report.rules.printing import nearest, shortened
 from gpu_device_plugin.report.rules.resource_requests import annotations_of_others
 from gpu_device_plugin.scheduler.rules.node_constraints import (
     MOST_TERMS,
@@ -40,7 +40,6 @@ from gpu_device_plugin.scheduler.rules.node_constraints import (
     Terms,
     Toleration,
 )
-from gpu_device_plugin.settings.knobs import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
