@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.claims.claim_objects import read_claim
 from gpu_device_plugin.features.claims.claimed_gpus import pools, waits_for_ours, with_claims
+from gpu_device_plugin.kubernetes.objects.api_objects import readable
 from gpu_device_plugin.kubernetes.objects.decoding import NodeReader, PodReader
+from gpu_device_plugin.kubernetes.objects.pod_details import brief, scheduling_status
 from gpu_device_plugin.kubernetes.store import Store, replacing
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
 from gpu_device_plugin.model.contract.node_use import NO_REPORT, STALE_S, NodeReport, node_report
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import MOST_WRITTEN
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.report.objects import readable
-from gpu_device_plugin.report.pod_details import brief, scheduling_status
 from gpu_device_plugin.report.rules.held_instances import instance_pod
 from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.scheduler.cluster_state import Fleet, FleetEntry

@@ -13,9 +13,9 @@ from gpu_device_plugin.features.history.contract import gpu_path, namespace_path
 from gpu_device_plugin.features.history.rules.slowness import everyone, gpus_of, slowness
 from gpu_device_plugin.features.idle.settings import IdleActionSettings
 from gpu_device_plugin.kubernetes.client.errors import ApiError
-from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind, UnreadableObjectError
+from gpu_device_plugin.kubernetes.objects.api_objects import ConfigMap, escaped
+from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind, UnreadableObjectError, decoded
 from gpu_device_plugin.model.contract.keys import GPU_POLICY
-from gpu_device_plugin.report.objects import ConfigMap, decoded, escaped
 from gpu_device_plugin.report.rules.finding import note
 from gpu_device_plugin.report.rules.held_instances import asked_instances
 from gpu_device_plugin.report.rules.node_answers import Kept, NodeAnswer, answers, besides, describe, exclusions

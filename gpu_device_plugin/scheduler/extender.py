@@ -30,7 +30,6 @@ from gpu_device_plugin.model.contract.keys import (
     MalformedAnnotationError,
 )
 from gpu_device_plugin.model.contract.promises import promises
-from gpu_device_plugin.report.rules.gauges import ExtenderMetrics
 from gpu_device_plugin.scheduler.binding import Binding, Freshness
 from gpu_device_plugin.scheduler.cluster_follower import ClusterFollower, is_stand_in, with_brief_use
 from gpu_device_plugin.scheduler.cluster_state import Fleet, FleetEntry
@@ -38,6 +37,7 @@ from gpu_device_plugin.scheduler.controller_context import DEFAULT_TIMINGS, Cont
 from gpu_device_plugin.scheduler.extender_routes import ExtenderRoutes
 from gpu_device_plugin.scheduler.leader_tasks import LeaderTasks
 from gpu_device_plugin.scheduler.leadership import Readiness
+from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics
 from gpu_device_plugin.scheduler.verbs import Verbs
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import UsageError

@@ -12,12 +12,12 @@ from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedPod, 
 from gpu_device_plugin.features.capacity.rules.plans import Plan
 from gpu_device_plugin.features.elastic.report import resizes
 from gpu_device_plugin.features.use.report import of_pod
+from gpu_device_plugin.kubernetes.agent_reader import agents
 from gpu_device_plugin.kubernetes.client.errors import Call
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED
 from gpu_device_plugin.model.limits import CHOOSABLE
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.programs.web.page_state import ASKING, NO_NODES
-from gpu_device_plugin.report.rules.agent_pods import agents
 from gpu_device_plugin.report.rules.finding import note
 from gpu_device_plugin.report.rules.node_answers import Kept, answers, what_makes_room, why_waits
 from gpu_device_plugin.report.rules.pod_causes import SchedulingStatus

@@ -9,12 +9,11 @@ from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_device_plugin.aio.worker import Backoff
-from gpu_device_plugin.features.claims.claim_objects import CLAIMS
+from gpu_device_plugin.features.claims.claim_objects import ABSENT, CLAIMS, unseen
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS
 from gpu_device_plugin.kubernetes.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.report.followed_cluster import FollowedCluster
-from gpu_device_plugin.report.objects import ABSENT, unseen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

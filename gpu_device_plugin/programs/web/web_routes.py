@@ -16,14 +16,15 @@ from gpu_device_plugin.aio.http import JSON, Page, Route, Stream
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.features.history import contract
+from gpu_device_plugin.kubernetes.agent_reader import AgentUnreadableError
 from gpu_device_plugin.kubernetes.client.errors import ApiError, Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import PODS, UnreadableObjectError
+from gpu_device_plugin.kubernetes.objects.pod_details import event_documents, events, pod_and_status
 from gpu_device_plugin.programs.web.callers import ALL_NAMESPACES, CallerScope
 from gpu_device_plugin.programs.web.figures import seen_history, seen_summary
-from gpu_device_plugin.report.agent_reader import AgentUnreadableError
-from gpu_device_plugin.report.pod_details import event_documents, events, pod_and_status
+from gpu_device_plugin.programs.web.pod_document import containers_of
 from gpu_device_plugin.report.rules.node_answers import explain
-from gpu_device_plugin.report.rules.overview_document import containers_of, node_document
+from gpu_device_plugin.report.rules.overview_document import node_document
 from gpu_device_plugin.report.why_pod import events_of, explained, histories_of, on_gpus
 
 if TYPE_CHECKING:

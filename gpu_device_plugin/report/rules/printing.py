@@ -142,3 +142,15 @@ def idle(report: NodeReport, parts: Iterable[ContainerUse]) -> float | None:
         return None
     found = [seconds for part in parts if (seconds := idle_s(report.use, part)) is not None]
     return max(found) + (report.use_age_s or 0.0) if found else None
+
+
+def nearest(word: str, known: Iterable[str], otherwise: str, *, prefix: str = "") -> str:
+    """Return a question that suggests the known word most similar to `word`, or `otherwise` if none is similar.
+
+    A common `prefix` of the known words does not count as similarity, and case does not count as difference.
+    """
+    stems = {name.removeprefix(prefix).lower(): name for name in known}
+    import difflib  # noqa: PLC0415 - only a mistake needs it
+
+    found = difflib.get_close_matches(word.removeprefix(prefix).lower(), stems, n=1)
+    return f"did you mean {stems[found[0]]}?" if found else otherwise

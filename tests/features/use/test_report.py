@@ -16,7 +16,7 @@ from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.report.rules.gpushare_layout import details, summary, wide
+from gpu_device_plugin.programs.inspect.gpushare_layout import details, summary, wide
 from gpu_device_plugin.report.rules.node_answers import besides
 from gpu_device_plugin.report.rules.pod_causes import SchedulingStatus, causes, refusals
 from gpu_device_plugin.report.rules.printing import container, limit

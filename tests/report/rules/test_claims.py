@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from gpu_device_plugin.features.claims.contract import DeviceRequest
 from gpu_device_plugin.model.contract.nodegpus import AWAY
+from gpu_device_plugin.programs.inspect.gpushare_layout import wide
 from gpu_device_plugin.report.rules.columns import Tone
-from gpu_device_plugin.report.rules.gpushare_layout import wide
 from gpu_device_plugin.report.rules.terminal_tables import folded, pod_rows, rows_claimed, rows_waiting
 from tests.claim_values import claim, part, serving, serving_view, whole
 from tests.reports import part as used

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.node_use import NodeReport, NodeUse
+from gpu_device_plugin.programs.inspect.gpushare_layout import details, summary, wide
 from gpu_device_plugin.report.rules.columns import Tone
-from gpu_device_plugin.report.rules.gpushare_layout import details, summary, wide
 from gpu_device_plugin.report.rules.overview_document import node_document
 from gpu_device_plugin.report.rules.resource_requests import instance_facts
 from gpu_device_plugin.report.rules.terminal_tables import folded

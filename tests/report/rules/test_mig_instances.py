@@ -8,7 +8,7 @@ from gpu_device_plugin.model.contract.node_use import GpuUse
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.report.rules.gpushare_layout import summary, wide
+from gpu_device_plugin.programs.inspect.gpushare_layout import summary, wide
 from gpu_device_plugin.report.rules.node_answers import Kept, answers, explain
 from gpu_device_plugin.report.rules.node_view import sums_of
 from gpu_device_plugin.report.rules.printing import gpu_names, place

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from gpu_device_plugin.features.limits.report import asked_enforcement
 from gpu_device_plugin.model.contract.keys import ALLOCATION, RESIZE_BOUND, SCHEDULE_LABEL, SET_LIMITS_LABEL
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.doctor.rules.cluster_checks import CHECKS
-from gpu_device_plugin.programs.doctor.rules.limit_checks import asked_enforcement
 from gpu_device_plugin.programs.doctor.rules.symptoms import ComponentStatus, NodeSeen, PodSeen
 from tests.names import MEM
 from tests.programs.doctor.rules.test_cluster_checks import WELL, agent, node, of

@@ -9,7 +9,7 @@ from gpu_device_plugin.model.contract.keys import ALLOCATION, FRAMEWORKS, IDX, I
 from gpu_device_plugin.model.contract.node_use import ContainerUse
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.report.rules.overview_document import containers_of
+from gpu_device_plugin.programs.web.pod_document import containers_of
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.reports import SINCE, part, report
 from tests.views import WHOLE, mig_view, node_view

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.commandline import FAILED, OK
+from gpu_device_plugin.features.history import commands as node_history
+from gpu_device_plugin.features.history.commands import LONGER, history, incidents
 from gpu_device_plugin.features.history.contract import IncidentList
 from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
-from gpu_device_plugin.programs.inspect import node_history
+from gpu_device_plugin.kubernetes.kubectl import Access, ClusterUnreadableError
 from gpu_device_plugin.programs.inspect.arguments import parse
-from gpu_device_plugin.programs.inspect.node_history import LONGER, history, incidents
-from gpu_device_plugin.programs.kubectl import Access, ClusterUnreadableError
+from gpu_device_plugin.programs.inspect.inspect_program import COMMANDS
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.builders import node
 from tests.cluster_double.troubles import Answer
@@ -41,8 +42,8 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Remembering]:
 
 async def run(world: Remembering, *words: str) -> tuple[list[str], int]:
     """Return the lines that a command prints, and its exit code."""
-    arguments = parse("kubectl inspect gpushare", words)
-    command = {"top": history, "incident": incidents}[arguments.command]
+    arguments = parse("kubectl inspect gpushare", words, COMMANDS)
+    command = {"top": history, "incident": incidents}[arguments.command.name]
     async with Client(ClusterConfig(world.api.url)) as client:
         lines, code = await command(arguments, Access(client), RESOURCES)
     return [getattr(line, "text", str(line)) for line in lines], code
@@ -178,7 +179,7 @@ async def test_what_pods_write_cannot_control_the_terminal(world: Remembering) -
 )
 def test_flags_that_do_not_go_together_are_refused(words: tuple[str, ...], why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        parse("kubectl inspect gpushare", words)
+        parse("kubectl inspect gpushare", words, COMMANDS)
 
 
 @pytest.mark.parametrize(("encoding", "drawn"), [("utf-8", "▁"), ("latin-1", "_"), ("ascii", "_")])

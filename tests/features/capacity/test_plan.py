@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.features.capacity import commands as plan
+from gpu_device_plugin.features.capacity.commands import Mover, MoveStoppedError
 from gpu_device_plugin.kubernetes.client.errors import Call, UnavailableError
+from gpu_device_plugin.kubernetes.kubectl import reaching
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, MOVE_REFUSED, MOVE_TO
-from gpu_device_plugin.programs.inspect import plan
-from gpu_device_plugin.programs.inspect.plan import Mover, MoveStoppedError
-from gpu_device_plugin.programs.kubectl import reaching
 from tests.programs.inspect.test_inspect_program import PROG, World, gpu, node, pod
 from tests.resources import RESOURCES
 

@@ -6,31 +6,21 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from gpu_device_plugin.features.claims.claim_objects import GROUP, read_claim
-from gpu_device_plugin.kubernetes.objects import decoding
 from gpu_device_plugin.kubernetes.objects.decoding import ObjectMeta, PodReader, UnreadableObjectError
 from gpu_device_plugin.kubernetes.objects.requests import Resources  # noqa: TC001 - msgspec reads it
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT
-from gpu_device_plugin.report.rules.agent_pods import AgentPod
 from gpu_device_plugin.report.rules.held_instances import instance_pod
 from gpu_device_plugin.scheduler.rules.usage import NOTHING, usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.model import pods
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.scheduler.rules.usage import Usage
 
 R = TypeVar("R")
 T = TypeVar("T")
-
-ABSENT = f"this cluster has none ({GROUP}/v1 comes with Kubernetes 1.34)"
-"""Why ResourceClaims cannot be read where the API server does not know them."""
-
-AGENT_LABELS = "app.kubernetes.io/name=gpushare,app.kubernetes.io/component=node"
-"""Of an agent's pod, in our manifests."""
 
 
 class ApiObject(msgspec.Struct, rename="camel", gc=False):
@@ -115,45 +105,9 @@ def readable(
                 warnings.append(f"{what} is left out: {error}")
 
 
-def decoded(raw: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """Return an object of this kind.
-
-    Raises:
-        UnreadableObjectError: `raw` is no such object.
-    """
-    noun = kind.__name__.strip("_").removesuffix("Object").lower()
-    return decoding.decoded(raw, kind, noun)
-
-
 def escaped(text: str) -> str:
     """Escape a text for a field selector."""
     return "".join(f"\\{char}" if char in "\\,=" else char for char in text)
-
-
-def agent_pods(raw_pods: Iterable[msgspec.Raw]) -> Iterator[AgentPod]:
-    """Yield the agents among these pods, which have their labels."""
-    for pod in readable(raw_pods, lambda raw: decoded(raw, Pod)):
-        meta = pod.metadata
-        ports = [port for container in pod.spec.containers for port in container.ports or ()]
-        yield AgentPod(
-            meta.namespace,
-            meta.name,
-            pod.spec.node_name,
-            next((port.container_port for port in ports if port.name == "http"), None),
-            pod.status.phase == "Running" and meta.deletion_timestamp is None,
-            meta.creation_timestamp or "",
-        )
-
-
-def readable_claims(raw_claims: Iterable[msgspec.Raw]) -> tuple[list[Claim], list[str]]:
-    """Return claims, and a sentence for each that cannot be read."""
-    warnings: list[str] = []
-    return list(readable(raw_claims, read_claim, "a ResourceClaim", warnings)), warnings
-
-
-def unseen(why: str) -> str:
-    """Return what is missing without claims, as a sentence without its full stop."""
-    return f"ResourceClaims are not shown, so GPUs may be fuller than they seem: {why}"
 
 
 def gpu_pods(raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> list[tuple[pods.Pod, Usage]]:

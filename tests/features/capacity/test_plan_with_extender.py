@@ -7,13 +7,14 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.capacity.commands import Mover, plan_moves
+from gpu_device_plugin.features.cordon.commands import cordon, uncordon
 from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
+from gpu_device_plugin.kubernetes.kubectl import Access
 from gpu_device_plugin.model.contract.keys import ALLOCATION, MOVE_REFUSED, MOVE_TO
 from gpu_device_plugin.programs.inspect.arguments import parse
-from gpu_device_plugin.programs.inspect.node_changes import cordon, uncordon
-from gpu_device_plugin.programs.inspect.plan import Mover, plan_moves
-from gpu_device_plugin.programs.kubectl import Access
+from gpu_device_plugin.programs.inspect.inspect_program import COMMANDS
 from tests.builders import container, pod
 from tests.cluster_double.owned import owned, workload
 from tests.patience import stretched
@@ -75,7 +76,7 @@ def wait(monkeypatch: pytest.MonkeyPatch, answer_s: float) -> None:
 async def applied(w: ExtenderWorld, monkeypatch: pytest.MonkeyPatch, answer_s: float) -> tuple[list[str], int]:
     """Return what the command says, and its exit code."""
     wait(monkeypatch, answer_s)
-    arguments = parse("kubectl inspect gpushare", ["plan", "--for", "want", "--apply", "--yes"])
+    arguments = parse("kubectl inspect gpushare", ["plan", "--for", "want", "--apply", "--yes"], COMMANDS)
     controller = asyncio.create_task(replace_evicted(w))
     try:
         async with Client(ClusterConfig(w.api.url)) as client:
@@ -101,7 +102,7 @@ async def test_a_cordoned_gpu_is_drained_and_takes_pods_again_once_it_is_uncordo
     async with two_nodes({*GRANTED, ("get", "nodes")}) as w:
         wait(monkeypatch, stretched(20))
         words = ["cordon", "node-a", "0", "--drain", "--yes", "--reason", "a fan is loud"]
-        arguments = parse("kubectl inspect gpushare", words)
+        arguments = parse("kubectl inspect gpushare", words, COMMANDS)
         controller = asyncio.create_task(replace_evicted(w))
         async with Client(ClusterConfig(w.api.url)) as client:
             lines, code = await cordon(arguments, Access(client), RESOURCES)
@@ -112,7 +113,7 @@ async def test_a_cordoned_gpu_is_drained_and_takes_pods_again_once_it_is_uncordo
         assert (w.where("web-new-1"), w.places("web-new-1")) == (NODE_B, {0: 6})
         await w.schedule()
         assert not w.where("want")
-        arguments = parse("kubectl inspect gpushare", ["uncordon", "node-a", "0"])
+        arguments = parse("kubectl inspect gpushare", ["uncordon", "node-a", "0"], COMMANDS)
         async with Client(ClusterConfig(w.api.url)) as client:
             _, code = await uncordon(arguments, Access(client), RESOURCES)
         await w.seen()

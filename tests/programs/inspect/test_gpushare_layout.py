@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gpu_device_plugin.programs.inspect.gpushare_layout import details, summary, wide
 from gpu_device_plugin.report.rules.columns import aligned
-from gpu_device_plugin.report.rules.gpushare_layout import details, summary, wide
 from gpu_device_plugin.report.rules.printing import short_uuid
 from tests.views import changed, node_view, pod_on
 

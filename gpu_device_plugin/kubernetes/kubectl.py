@@ -24,22 +24,13 @@ from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.kubernetes.client.api_client import Client, Timing
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, GoneError, NotFoundError
-from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS, ObjectKind
-from gpu_device_plugin.report.objects import decoded
-from gpu_device_plugin.report.rules.finding import Unknown
+from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind, decoded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
 T = TypeVar("T")
 
-MISSING_RIGHT = "right-missing"
-"""The code of the finding that the reader lacks a right."""
-GRANT = (
-    "an administrator gives it with the ClusterRole gpushare-viewer (deploy/viewer.yaml): "
-    "kubectl create clusterrolebinding gpushare-viewer --clusterrole=gpushare-viewer --user=USER"
-)
-"""How a right comes that a reader lacks."""
 _LOGIN_S = 300.0
 """How long the first request may take: a login plugin may wait for a person."""
 _TIMING = Timing(request_s=60.0)
@@ -51,19 +42,6 @@ class ClusterUnreadableError(Exception):
 
     It is no OSError, which a program under a supervisor is restarted after.
     """
-
-
-def unread(error: Exception) -> Unknown:
-    """Return the missing right if a call failed for one; else the message of the failure, or of who denied it."""
-    if not isinstance(error, ForbiddenError) or error.denied:
-        said = f"{error.call}: {error.said}" if isinstance(error, ForbiddenError) and error.said else str(error)
-        return Unknown("unreadable", "{problem}", problem=said)
-    return Unknown(
-        MISSING_RIGHT,
-        "{problem}",
-        "ask an administrator of the cluster for it; docs/doctor.md has the commands that grant all rights needed here",
-        problem=error.call.missing_right,
-    )
 
 
 # --- What is selected -------------------------------------------------------------------------------------------------
@@ -296,28 +274,6 @@ class Access:
     async def get(self, kind: ObjectKind, name: str, *, namespace: str = "") -> msgspec.Raw:
         """Return one object; needs the right to get it, not to list."""
         return msgspec.Raw(await self.client.get(kind, name, namespace=namespace))
-
-    async def every_node_and_pod(self, why: str) -> tuple[list[msgspec.Raw], list[msgspec.Raw]]:
-        """Return all nodes and all pods that have not ended; `why` says in the error what all of them are needed for.
-
-        Raises:
-            ClusterUnreadableError: a right is missing.
-        """
-        with needed(why):
-            return await self.items(NODES), await self.items(PODS, NOT_ENDED)
-
-
-@contextlib.contextmanager
-def needed(why: str) -> Iterator[None]:
-    """Read what needs rights to the whole cluster; if one is missing, say which, and why it is needed.
-
-    Raises:
-        ClusterUnreadableError: a right is missing.
-    """
-    try:
-        yield
-    except ForbiddenError as error:
-        raise ClusterUnreadableError(f"{error.call.missing_right}: {why}; {GRANT}") from error
 
 
 @contextlib.asynccontextmanager

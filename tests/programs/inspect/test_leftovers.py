@@ -21,7 +21,7 @@ from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.shares import Shares
-from gpu_device_plugin.programs.doctor.rules.leftovers import Leftovers, leftovers, mig_resources
+from gpu_device_plugin.programs.inspect.uninstall import Leftovers, leftovers, mig_resources
 from tests.mig_gpus import SMALL, in_mig_mode
 from tests.views import listed_instance
 

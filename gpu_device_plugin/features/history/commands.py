@@ -16,13 +16,20 @@ import msgspec
 from gpu_device_plugin.commandline import FAILED, OK, encodes, say
 from gpu_device_plugin.features.history import contract
 from gpu_device_plugin.features.history import report as tables
+from gpu_device_plugin.kubernetes.agent_reader import (
+    AGENT_LABELS,
+    AgentReader,
+    AgentUnreadableError,
+    agent_pods,
+    agents,
+)
 from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
+from gpu_device_plugin.kubernetes.objects.api_objects import Named
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
-from gpu_device_plugin.programs.kubectl import MISSING_RIGHT, ClusterUnreadableError, needed, unread
-from gpu_device_plugin.report.agent_reader import AgentReader, AgentUnreadableError
-from gpu_device_plugin.report.objects import AGENT_LABELS, Named, agent_pods
-from gpu_device_plugin.report.rules.agent_pods import agents
+from gpu_device_plugin.report.commands import AS_JSON, NODE, Command, Output, argument, switch
+from gpu_device_plugin.report.reading import MISSING_RIGHT, needed, unread
 from gpu_device_plugin.report.rules.columns import Line, Tone
 from gpu_device_plugin.report.rules.finding import Unknown
 from gpu_device_plugin.report.rules.printing import first
@@ -31,9 +38,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
+    from gpu_device_plugin.kubernetes.kubectl import Access
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.inspect.overview import Output
-    from gpu_device_plugin.programs.kubectl import Access
 
 T = TypeVar("T")
 
@@ -202,3 +208,14 @@ def _terminal() -> tuple[int, tables.Marks]:
 
 def _json(document: object) -> list[str]:
     return json.dumps(msgspec.to_builtins(document), indent=2).splitlines()
+
+
+HISTORY = switch("--history", f"draw {contract.LAST_HOUR} of GPUs and pods, once")
+"""Of the command top."""
+
+INCIDENT = Command(
+    "incident",
+    "list incidents on GPUs, or show one",
+    incidents,
+    (NODE, argument("pod", nargs="?", metavar="NAME", help="show this incident, also without its node"), AS_JSON),
+)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpu_device_plugin.kubernetes.objects import requests
-from gpu_device_plugin.kubernetes.objects.decoding import ObjectMeta, OwnedMeta, PodReader
+from gpu_device_plugin.kubernetes.objects.api_objects import ApiObject, Condition, readable
+from gpu_device_plugin.kubernetes.objects.decoding import ObjectMeta, OwnedMeta, PodReader, decoded
 from gpu_device_plugin.kubernetes.objects.requests import (
     LONGEST_KEY,
     LONGEST_LABEL,
@@ -28,9 +29,8 @@ from gpu_device_plugin.model.contract.keys import (
     WISHES,
 )
 from gpu_device_plugin.model.pods import PodClaim
-from gpu_device_plugin.report.objects import ApiObject, Condition, decoded, readable
 from gpu_device_plugin.report.rules.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus
-from gpu_device_plugin.report.rules.printing import shortened
+from gpu_device_plugin.report.rules.printing import nearest, shortened
 from gpu_device_plugin.report.rules.resource_requests import annotations_of_others
 from gpu_device_plugin.scheduler.rules.node_constraints import (
     MOST_TERMS,
@@ -40,7 +40,6 @@ from gpu_device_plugin.scheduler.rules.node_constraints import (
     Terms,
     Toleration,
 )
-from gpu_device_plugin.settings.knobs import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -266,7 +265,7 @@ class _Event(ApiObject):
 
 def _events(raw_events: Iterable[msgspec.Raw]) -> Iterator[_Event]:
     """Yield those that can be read, each message on one line. Events are optional."""
-    for event in readable(raw_events, partial(decoded, kind=_Event)):
+    for event in readable(raw_events, partial(decoded, form=_Event)):
         event.message = " ".join((event.message or "").split())
         yield event
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from gpu_device_plugin.features.history.contract import LARGEST_HISTORY
 from gpu_device_plugin.kubernetes.client.errors import NotFoundError, UnavailableError
-from gpu_device_plugin.kubernetes.objects.decoding import PODS
-from gpu_device_plugin.report.objects import AGENT_LABELS, agent_pods
-from gpu_device_plugin.report.rules.agent_pods import AGENT_NAMESPACE, AgentPod, Agents, agents
+from gpu_device_plugin.kubernetes.objects.api_objects import Pod, readable
+from gpu_device_plugin.kubernetes.objects.decoding import PODS, decoded
+from gpu_device_plugin.model.contract.keys import AGENT_NAMESPACE, LARGEST_ANSWER
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
     from gpu_device_plugin.kubernetes.client.api_client import Client
 
 T = TypeVar("T")
@@ -68,7 +70,7 @@ class AgentReader:
         return self.known
 
     async def ask(
-        self, node: str, path: str, *, most: int = LARGEST_HISTORY, timeout_s: float = _ANSWER_S, by: str = "command"
+        self, node: str, path: str, *, most: int = LARGEST_ANSWER, timeout_s: float = _ANSWER_S, by: str = "command"
     ) -> bytes:
         """Return the answer of a node's agent, of at most so many bytes; `by` is what people call this program.
 
@@ -104,3 +106,65 @@ async def understood(body: bytes, node: str, kind: type[T], by: str = "command")
         raise AgentUnreadableError(
             f"what the agent of node {node} remembers cannot be understood; upgrade the older of agent and {by}"
         ) from error
+
+
+AGENT_LABELS = "app.kubernetes.io/name=gpushare,app.kubernetes.io/component=node"
+"""Of an agent's pod, in our manifests."""
+
+
+def agent_pods(raw_pods: Iterable[msgspec.Raw]) -> Iterator[AgentPod]:
+    """Yield the agents among these pods, which have their labels."""
+    for pod in readable(raw_pods, lambda raw: decoded(raw, Pod)):
+        meta = pod.metadata
+        ports = [port for container in pod.spec.containers for port in container.ports or ()]
+        yield AgentPod(
+            meta.namespace,
+            meta.name,
+            pod.spec.node_name,
+            next((port.container_port for port in ports if port.name == "http"), None),
+            pod.status.phase == "Running" and meta.deletion_timestamp is None,
+            meta.creation_timestamp or "",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPod:
+    """A pod with the labels of an agent."""
+
+    namespace: str
+    name: str
+    node: str
+    """Empty before it is scheduled."""
+    port: int | None
+    """Of its HTTP server; None: it has none."""
+    running: bool = True
+    """Neither ended nor being deleted."""
+    created: str = ""
+    """RFC 3339."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agents:
+    """The agents of the nodes."""
+
+    by_node: Mapping[str, AgentPod]
+    why: str = ""
+    """Why there are none, as a sentence without a full stop; empty if there are some."""
+    elsewhere: tuple[str, ...] = ()
+    """Some of the other namespaces that have pods with the labels of agents, if there are none."""
+
+
+def agents(pods: Iterable[AgentPod], namespace: str = AGENT_NAMESPACE) -> Agents:
+    """Return the agent of each node: of several pods the one created last, as while a node's agent is replaced.
+
+    Pods in other namespaces than `namespace` are no agents, whatever labels they have.
+    """
+    usable = [pod for pod in pods if pod.node and pod.running and pod.port is not None]
+    chosen = sorted((pod for pod in usable if pod.namespace == namespace), key=lambda pod: (pod.created, pod.name))
+    if chosen:
+        return Agents({pod.node: pod for pod in chosen})
+    elsewhere = tuple(sorted({pod.namespace for pod in usable})[:3])
+    why = "no node agent that serves HTTP runs"
+    if elsewhere:
+        why += f" in the namespace {namespace}; pods in other namespaces are not believed ({', '.join(elsewhere)})"
+    return Agents({}, why, elsewhere)

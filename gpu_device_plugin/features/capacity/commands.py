@@ -24,14 +24,16 @@ from gpu_device_plugin.features.capacity.report import (
 from gpu_device_plugin.features.capacity.rules.movable import NodesFree, after, usage_at
 from gpu_device_plugin.features.capacity.rules.plans import plan_each, planning
 from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError, UnavailableError
+from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
+from gpu_device_plugin.kubernetes.objects.api_objects import readable
 from gpu_device_plugin.kubernetes.objects.decoding import PODS, PodReader
 from gpu_device_plugin.model.contract.keys import MOVE_REFUSED, MOVE_TO, READ_BY_AGENT
-from gpu_device_plugin.programs.inspect.overview import cluster_of
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
-from gpu_device_plugin.report.objects import readable
+from gpu_device_plugin.report.commands import AS_JSON, NAMESPACE, YES, Command, Output, argument, either, switch, valued
+from gpu_device_plugin.report.reading import cluster_of, every_node_and_pod, unread
 from gpu_device_plugin.report.rules.printing import counted
 from gpu_device_plugin.scheduler.rules.packing import finished
 from gpu_device_plugin.scheduler.rules.usage import usage_of
+from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -41,10 +43,9 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.features.capacity.arrangement import Arrangement
     from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedNode, PlannedPod
+    from gpu_device_plugin.kubernetes.kubectl import Access
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.inspect.overview import Output
-    from gpu_device_plugin.programs.kubectl import Access
     from gpu_device_plugin.report.rules.columns import Line
     from gpu_device_plugin.report.rules.node_view import NodeView
 
@@ -93,7 +94,7 @@ async def arranged(
         ClusterUnreadableError: a right is missing.
         ApiError: the cluster cannot be read.
     """
-    raw_nodes, raw_pods = await access.every_node_and_pod("a plan needs all of them")
+    raw_nodes, raw_pods = await every_node_and_pod(access, "a plan needs all of them")
     views = [as_if(view) for view in (await cluster_of(raw_nodes, raw_pods, resources, access)).views]
     budgets: Sequence[msgspec.Raw] = ()
     try:
@@ -287,3 +288,33 @@ class Mover:
     def _reader(self) -> PodReader:
         keep = READ_BY_AGENT | {MOVE_TO, MOVE_REFUSED}
         return PodReader([each.name for each in self._resources], keep.__contains__, owners=True)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.apply and arguments.output == "json":
+        raise UsageError("--apply: it shows the plan in a table; leave out -o json")
+    if arguments.yes and not arguments.apply:
+        raise UsageError("--yes: there is nothing to confirm; write --apply too, or leave it out")
+
+
+PLAN = Command(
+    "plan",
+    "plan which pods to move so that others have room, and move them",
+    plan_moves,
+    (
+        AS_JSON,
+        NAMESPACE,
+        either(
+            argument("--for", dest="pod", metavar="POD", help="plan moves after which this waiting pod fits"),
+            argument(
+                "--nodes-free",
+                type=valued(int, lambda nodes: nodes > 0, "write 1, for example"),
+                metavar="N",
+                help="plan moves after which N nodes have no GPU pods",
+            ),
+        ),
+        switch("--apply", "make the moves of the plan, one after the other"),
+        YES,
+    ),
+    _check,
+)

@@ -1,4 +1,4 @@
-"""What an administrator changes on nodes: GPUs are put aside with `cordon`, leftovers removed with `uninstall`."""
+"""`kubectl inspect gpushare cordon` and `uncordon`: an administrator puts GPUs aside, and takes them back into use."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.commandline import FAILED, OK
+from gpu_device_plugin.features.capacity.commands import arranged, confirmed, details
 from gpu_device_plugin.features.capacity.report import staying_lines
 from gpu_device_plugin.features.capacity.rules.plans import drain, on_gpus
-from gpu_device_plugin.kubernetes.client.api_client import PatchType
 from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError
-from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS, NodeReader
+from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
+from gpu_device_plugin.kubernetes.objects.decoding import NODES, NodeReader
 from gpu_device_plugin.kubernetes.writers.own_node import OwnNode
-from gpu_device_plugin.model.contract.cordons import Cordon, cordon_of, read_cordons, write_cordons
-from gpu_device_plugin.model.contract.keys import CORDONS, SWITCH_LABEL, SWITCHED_ON, MalformedAnnotationError
+from gpu_device_plugin.model.contract.cordons import LONGEST_REASON, Cordon, cordon_of, read_cordons, write_cordons
+from gpu_device_plugin.model.contract.keys import CORDONS, MalformedAnnotationError
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.programs.doctor.rules.leftovers import leftovers
-from gpu_device_plugin.programs.inspect.arguments import REALLY
-from gpu_device_plugin.programs.inspect.overview import nodes_named
-from gpu_device_plugin.programs.inspect.plan import arranged, confirmed, details
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
-from gpu_device_plugin.report.objects import AGENT_LABELS, Pod
+from gpu_device_plugin.report.commands import DRY_RUN, YES, Command, Output, argument, switch, valued
+from gpu_device_plugin.report.reading import unread
 from gpu_device_plugin.report.rules.printing import counted, first, gpu_names, short_uuid
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node, with_cordons
+from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -31,11 +29,10 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.features.capacity.arrangement import Arrangement
     from gpu_device_plugin.features.capacity.rules.plans import Drain
+    from gpu_device_plugin.kubernetes.kubectl import Access
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
     from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.inspect.overview import Output
-    from gpu_device_plugin.programs.kubectl import Access
     from gpu_device_plugin.report.rules.held_instances import InstancePod
     from gpu_device_plugin.report.rules.node_view import NodeView
 
@@ -202,54 +199,37 @@ async def _write(
         raise ClusterUnreadableError(f"the cordon cannot be written: {unread(error)}") from error
 
 
-# --- Leftovers -------------------------------------------------------------------------------------------------------
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.yes and not arguments.drain:
+        raise UsageError("--yes: there is nothing to confirm; write --drain too, or leave it out")
 
-_KUBELET_FORGETS = (
-    "the kubelet remembers an agent for five minutes after its end, and restores the capacity until then: "
-    "run this again afterwards"
+
+_GPU = (
+    argument("node", metavar="NODE"),
+    argument("gpu", metavar="GPU", help="its number, UUID or the beginning of one, as tables show them"),
 )
 
-
-async def uninstall(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
-    """Remove the leftovers on nodes; return a line for each node, with the exit code.
-
-    With ``--all`` labelled nodes are cleaned, too, and lose their label, which ends sharing there.
-
-    Raises:
-        ClusterUnreadableError: there is no such node.
-        ApiError: nodes, or the pods of the agents, cannot be read.
-    """
-    raw_nodes, labelled_too = await nodes_named(arguments.node, access), arguments.all == REALLY
-    # Anybody may give a pod of another namespace these labels.
-    pods = await access.every(PODS, Pod, namespace=arguments.agents_namespace, labels=AGENT_LABELS)
-    agents = {pod.spec.node_name: f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in pods}
-    lines: list[str] = []
-    complete = True
-    names = [resource.name for resource in resources]
-    for raw in raw_nodes:
-        left = leftovers(NodeReader().read(raw), names)
-        if not left:
-            continue
-        if left.labelled and not labelled_too:
-            lines.append(
-                f"{left.node}: skipped, as it is labelled {SWITCH_LABEL}={SWITCHED_ON}; to end sharing there: "
-                f"kubectl label node {left.node} {SWITCH_LABEL}-"
-            )
-        elif left.node in agents and not left.labelled:
-            lines.append(f"{left.node}: skipped, as the agent {agents[left.node]} runs there; end that first")
-        elif arguments.dry_run:
-            lines.append(f"{left.node}: would remove {left}")
-        else:
-            try:
-                if left.metadata_patch:
-                    await access.client.patch(NODES, left.node, left.metadata_patch)
-                if left.status_patch:
-                    how = PatchType.STRATEGIC if left.conditions else PatchType.MERGE
-                    await access.client.patch(NODES, left.node, left.status_patch, subresource="status", how=how)
-            except ApiError as error:
-                complete = False
-                lines.append(f"{left.node}: the removal is incomplete: {unread(error)}")
-                continue
-            again = f"; {_KUBELET_FORGETS}" if any(left.capacity.values()) else ""
-            lines.append(f"{left.node}: removed {left}{again}")
-    return lines or ["There are no leftovers to remove."], OK if complete else FAILED
+CORDON = Command(
+    "cordon",
+    "let no new pod have a GPU, and move those there away",
+    cordon,
+    (
+        *_GPU,
+        argument(
+            "--reason",
+            type=valued(
+                str,
+                lambda text: len(text) <= LONGEST_REASON and text.isprintable(),
+                f"write one line of at most {LONGEST_REASON} characters",
+            ),
+            default="",
+            metavar="TEXT",
+            help="why it is put aside, for all to read",
+        ),
+        switch("--drain", "also move the pods on the GPU elsewhere, as plan does"),
+        YES,
+        DRY_RUN,
+    ),
+    _check,
+)
+UNCORDON = Command("uncordon", "let new pods have the GPU again", uncordon, (*_GPU, DRY_RUN))

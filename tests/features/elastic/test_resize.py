@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.features.elastic.commands import resize
 from gpu_device_plugin.features.elastic.contract import Allowance
+from gpu_device_plugin.kubernetes.kubectl import reaching
 from gpu_device_plugin.model.contract.keys import (
     MEMORY_GUARANTEE,
     MEMORY_HELD,
@@ -17,8 +19,7 @@ from gpu_device_plugin.model.contract.keys import (
 )
 from gpu_device_plugin.model.contract.reservations import Answer, write_answer
 from gpu_device_plugin.programs.inspect.arguments import parse
-from gpu_device_plugin.programs.inspect.workload_changes import resize
-from gpu_device_plugin.programs.kubectl import reaching
+from gpu_device_plugin.programs.inspect.inspect_program import COMMANDS
 from tests.programs.inspect.test_inspect_program import PROG, World, gpu, node, pod
 from tests.resources import RESOURCES
 
@@ -144,7 +145,7 @@ def test_a_pod_of_a_controller_is_replaced_by_one_of_its_template(
 
 
 async def test_without_an_answer_the_wish_stays(world: World) -> None:
-    arguments = parse(PROG, ["resize", "web", "6"])
+    arguments = parse(PROG, ["resize", "web", "6"], COMMANDS)
     async with reaching((), str(world.kubectl)) as access:
         lines, code = await resize(arguments, access, RESOURCES, patience_s=0)
     assert code == 1

@@ -1,13 +1,12 @@
-"""What users change on their workloads: the memory of a running container (`resize`), and which sleep (`wake`)."""
+"""`kubectl inspect gpushare resize`: a user changes the memory of a running container."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import time
-from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from gpu_device_plugin.commandline import FAILED, OK
 from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, Allowance, Wish, read_wish, write_wish
@@ -20,35 +19,31 @@ from gpu_device_plugin.features.elastic.report import (
     why_not,
 )
 from gpu_device_plugin.features.elastic.rules.promising import sizes
-from gpu_device_plugin.features.idle.rules import replicas_before
-from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, NotFoundError
-from gpu_device_plugin.kubernetes.objects.decoding import NAMESPACES, NODES, PODS
-from gpu_device_plugin.kubernetes.writers.workloads import NOTEBOOK, SCALED
+from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
+from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
+from gpu_device_plugin.kubernetes.objects.api_objects import Named
+from gpu_device_plugin.kubernetes.objects.decoding import NAMESPACES, NODES, PODS, decoded
+from gpu_device_plugin.kubernetes.objects.pod_details import pod_and_status
 from gpu_device_plugin.model.contract.keys import (
     MEMORY_GUARANTEE,
     MEMORY_LIMIT,
-    NOTEBOOK_STOPPED,
-    REPLICAS_BEFORE_IDLE,
     RESIZE_BOUND,
 )
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
+from gpu_device_plugin.report.commands import NAMESPACE, PODS_OF_KUBECTL, Command, Output, argument, switch
 from gpu_device_plugin.report.followed_cluster import cluster
-from gpu_device_plugin.report.objects import ApiObject, Named, decoded
-from gpu_device_plugin.report.pod_details import pod_and_status
+from gpu_device_plugin.report.reading import named_pod, unread
 from gpu_device_plugin.report.rules.printing import counted
 from gpu_device_plugin.scheduler.rules.usage import growable
+from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.features.elastic.contract import Size
+    from gpu_device_plugin.kubernetes.kubectl import Access
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.inspect.overview import Output
-    from gpu_device_plugin.programs.kubectl import Access
     from gpu_device_plugin.report.rules.node_view import NodeView
-    from gpu_device_plugin.report.rules.pod_causes import SchedulingStatus
 
 PATIENCE_S, _EVERY_S = 15.0, 0.5
 _AGAIN = "the wish stays, and is tried again within a minute"
@@ -97,22 +92,6 @@ async def resize(
             "gpushare doctor), and repeat the command without an amount."
         )
     return [f"{name}: {found[0]}", *found[1:]], FAILED if why else OK
-
-
-async def named_pod(
-    access: Access, namespace: str, name: str, resources: Sequence[Resource]
-) -> tuple[Pod, SchedulingStatus]:
-    """Return one pod.
-
-    Raises:
-        ClusterUnreadableError: it cannot be read, or does not exist.
-    """
-    try:
-        return pod_and_status(await access.get(PODS, name, namespace=namespace), resources)
-    except ApiError as error:
-        raise ClusterUnreadableError(
-            f"pod {namespace}/{name} cannot be read: {unread(error)}; if it is in another namespace, name that with -n"
-        ) from error
 
 
 async def _node_of(access: Access, pod: Pod, resources: Sequence[Resource]) -> NodeView | None:
@@ -208,95 +187,50 @@ def _label(namespace: str, bound: int) -> str:
     return f"an administrator sets it: kubectl label namespace {namespace} --overwrite {RESIZE_BOUND}={bound}"
 
 
-# --- What sleeps -----------------------------------------------------------------------------------------------------
+# --- The command line -------------------------------------------------------------------------------------------------
 
 
-_SLEEPERS = {kind.lower(): each for kind, each in {**SCALED, "Notebook": NOTEBOOK}.items()}
-"""The kinds that sleep."""
+_CONTROLLERS = frozenset({"deployment", "deploy", "statefulset", "sts", "replicaset", "rs", "daemonset", "ds"})
 
 
-class _Spec(ApiObject):
-    replicas: int | None = None
+def _units(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 9 and int(text) > 0:
+        return int(text)
+    begin = "".join(takewhile(str.isdigit, text))
+    meant = f"write {begin}, not {text}" if begin.strip("0") else "write it like 6"
+    raise argparse.ArgumentTypeError(f"an amount is a whole number of units of gpu-mem, from 1 on: {meant}")
 
 
-class _Object(Named):
-    spec: _Spec = msgspec.field(default_factory=_Spec)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sleeper:
-    """A workload that may have been scaled to zero."""
-
-    kind: str
-    namespace: str
-    object: _Object
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.kind}/{self.object.metadata.name}"
-
-    @property
-    def annotations(self) -> Mapping[str, str]:
-        return self.object.metadata.annotations or {}
-
-    @property
-    def asleep(self) -> bool:
-        """Whether it has no replicas now."""
-        return NOTEBOOK_STOPPED in self.annotations if self.kind == "notebook" else self.object.spec.replicas == 0
-
-
-async def wake(arguments: argparse.Namespace, access: Access, _: Sequence[Resource]) -> Output:
-    """Bring back the workload in the arguments, or list those that sleep; return what was done, with the exit code.
-
-    Raises:
-        ClusterUnreadableError: it cannot be changed, or was not scaled to zero as idle.
-        ApiError: it cannot be read.
-    """
-    namespace = arguments.namespace or access.namespace
-    if not arguments.workload:
-        return await _listed(access, namespace)
-    kind, name = arguments.workload
-    raw = await access.get(_SLEEPERS[kind], name, namespace=namespace)
-    found = _Sleeper(kind, namespace, decoded(raw, _Object))
-    before = replicas_before(found.annotations)
-    if before is None:
-        raise ClusterUnreadableError(
-            f"{found} was not scaled to zero as idle: it has no annotation {REPLICAS_BEFORE_IDLE}; "
-            f"kubectl -n {namespace} scale {kind} {name} --replicas=N sets its replicas"
-        )
-    done = f"{found} has replicas already; only the annotation {REPLICAS_BEFORE_IDLE} is removed."
-    forget: dict[str, str | None] = {REPLICAS_BEFORE_IDLE: None}
-    if found.asleep:
-        done = f"{found} is woken: it has {counted(before, 'replica')} again."
-        if kind == "notebook":
-            forget[NOTEBOOK_STOPPED] = None
-        else:  # first, so that whatever ends this in between, the number is not lost
-            await _patch(access, found, {"spec": {"replicas": before}}, subresource="scale")
-    await _patch(access, found, {"metadata": {"annotations": forget}})
-    return [done], OK
-
-
-async def _listed(access: Access, namespace: str) -> Output:
-    lines, problems = [], []
-    for kind, api_kind in _SLEEPERS.items():
-        try:
-            raw = await access.items(api_kind, namespace=namespace)
-        except ApiError as error:
-            # A cluster without Kubeflow knows no notebooks.
-            if not (kind == "notebook" and isinstance(error, NotFoundError)):
-                problems.append(f"{kind}s are not listed: {unread(error)}")
-            continue
-        for each in (_Sleeper(kind, namespace, decoded(one, _Object)) for one in raw):
-            before = replicas_before(each.annotations)
-            if before is not None and each.asleep:
-                wakes = f"kubectl inspect gpushare wake {kind}/{each.object.metadata.name} -n {namespace}"
-                lines.append(f"{each} sleeps, and had {counted(before, 'replica')}: {wakes}")
-    nothing = [] if lines or problems else [f"Nothing in namespace {namespace} was scaled to zero as idle."]
-    return [*lines, *problems, *nothing], FAILED if problems else OK
-
-
-async def _patch(access: Access, found: _Sleeper, body: Mapping[str, object], *, subresource: str = "") -> None:
-    kind, name = _SLEEPERS[found.kind], found.object.metadata.name
+def _check(arguments: argparse.Namespace) -> None:
+    words = arguments.words
+    if len(words) > 1 and words[0] in PODS_OF_KUBECTL and not words[1].isdigit():
+        words = words[1:]
+    arguments.pod, amount = (*words, "")[:2]
+    if len(words) > 2:
+        raise UsageError(f"resize {' '.join(words)}: too many arguments; name one pod and one amount")
+    before, _, name = arguments.pod.rpartition("/")
+    if before in _CONTROLLERS:
+        raise UsageError(f"resize {before}/{name}: it changes one running pod; kubectl get pods names them")
     try:
-        await access.client.patch(kind, name, body, namespace=found.namespace, subresource=subresource)
-    except ApiError as error:
-        raise ClusterUnreadableError(f"{found} is not woken: {unread(error)}") from error
+        arguments.amount = _units(amount) if amount else None
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"AMOUNT: {error}") from error
+    if arguments.clear and (arguments.amount or arguments.limit):
+        raise UsageError("--clear: it returns to the request; leave out AMOUNT and --limit, or leave it out")
+    if arguments.amount and arguments.limit and arguments.limit < arguments.amount:
+        raise UsageError(f"--limit: {arguments.limit} is less than the guarantee of {arguments.amount}; choose more")
+
+
+RESIZE = Command(
+    "resize",
+    "change the memory of a running pod",
+    resize,
+    (
+        argument("words", nargs="+", metavar="POD [AMOUNT]", help="the amount to guarantee, in units of gpu-mem"),
+        NAMESPACE,
+        argument("--limit", type=_units, metavar="N", help="the most that the container may use, in units of gpu-mem"),
+        switch("--clear", "back to the container's request"),
+        argument("-c --container", default="", help="the container to resize, where several have shares"),
+    ),
+    _check,
+)
