@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.elastic.scheduler import Resizes
+from gpu_device_plugin.features.elastic.room_to_borrow import RoomToBorrow
 from gpu_device_plugin.features.idle.scheduler import IdleActions
 from gpu_device_plugin.kubernetes.objects.decoding import NodeReader
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_USE, PLACEMENT_LABEL
@@ -190,7 +190,7 @@ def test_of_a_nodes_long_annotation_of_its_use_little_is_kept() -> None:
 
 def test_the_use_of_a_node_is_known_to_the_features_that_read_it_and_goes_with_the_node() -> None:
     parts = context(fleet())
-    elastic, idle = Resizes(parts), IdleActions(parts)
+    elastic, idle = RoomToBorrow(), IdleActions(parts)
     parts.features.add(elastic)
     parts.features.add(idle)
     follower = ClusterFollower(parts)
