@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.limits.report import asked_of
+from gpu_device_plugin.features.limits.rules.enforcement import asked_of
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.report.rules.finding import Finding, error, ok, warning

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.features.limits.report import asked_enforcement
+from gpu_device_plugin.features.limits.rules.enforcement import asked_enforcement
 from gpu_device_plugin.model.contract.keys import ALLOCATION, RESIZE_BOUND, SCHEDULE_LABEL, SET_LIMITS_LABEL
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
