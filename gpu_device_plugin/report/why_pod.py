@@ -7,9 +7,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.features.claims.claimed_gpus import ask_of_claims, for_claims
 from gpu_device_plugin.features.history.contract import gpu_path, namespace_path
 from gpu_device_plugin.features.history.rules.slowness import everyone, gpus_of, slowness
+from gpu_device_plugin.features.idle.settings import IdleActionSettings
 from gpu_device_plugin.kubernetes.client.errors import ApiError
 from gpu_device_plugin.kubernetes.objects.api_objects import ConfigMap, escaped
 from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind, UnreadableObjectError, decoded
@@ -21,7 +23,7 @@ from gpu_device_plugin.report.rules.pod_causes import asked_by_claims, by_claim_
 from gpu_device_plugin.report.rules.resource_requests import asked_by_profile, instance_facts
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.extender import ExtenderSettings
-from gpu_device_plugin.settings.knobs import SettingsError
+from gpu_device_plugin.settings.knobs import SettingsError, knobs_of
 from gpu_device_plugin.settings.sources import Sources, Text, Texts
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ CONFIGURATION = "gpushare-extender"
 _FILE = "default.yaml"
 _EVENTS, _CONFIGMAPS = ObjectKind("events"), ObjectKind("configmaps")
 _MOST_EVENTS = 200
+_OTHERS = (*knobs_of(CapacitySettings), *knobs_of(IdleActionSettings))
+"""Settings of the extender's features."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ async def policy_of(client: Client) -> Policy:
     where = f"{found[0].metadata.namespace}/{CONFIGURATION}, {_FILE}"
     text = Text(where, (found[0].data or {}).get(_FILE, "").encode())
     try:
-        return Policy(Sources(ExtenderSettings, {}, {}).read(texts=Texts(text)).gpu_policy)
+        return Policy(Sources(ExtenderSettings, {}, {}, _OTHERS).read(texts=Texts(text)).gpu_policy)
     except SettingsError as error:
         return assumed(f"the ConfigMap {CONFIGURATION} cannot be used ({error})")
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
+from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES, EXTENDER_SETTINGS
 from gpu_device_plugin.kubernetes.client.api_client import Timing
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.lease import LeaseTiming
@@ -20,7 +21,6 @@ from gpu_device_plugin.kubernetes.reflector import ReflectorTiming
 from gpu_device_plugin.kubernetes.writers.binder import BinderTiming
 from gpu_device_plugin.scheduler.controller_context import ExtenderTimings
 from gpu_device_plugin.scheduler.extender import Extender
-from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests import builders
 from tests.builders import GPU_COUNT, GPU_MEM
@@ -149,10 +149,10 @@ class ExtenderWorld:
 
     async def launch(self, *, token: str = "", url: str = "", **changed: str) -> Running:
         """Start an extender, and wait until it listens."""
-        settings = Sources(ExtenderSettings, flags=self.settings | changed, environ={}).read()
+        settings = Sources(EXTENDER_SETTINGS, flags=self.settings | changed, environ={}).read()
         config = ClusterConfig(url or self.api.url, token=token)
         # What is kept for good here would be kept through all other tests.
-        extender = Extender(settings, config, timings=self.timings, when_read=lambda: None)
+        extender = Extender(settings, config, features=EXTENDER_FEATURES, timings=self.timings, when_read=lambda: None)
         running = Running(extender, asyncio.create_task(extender.run()), "https" if settings.tls_cert else "http")
         self.running.append(running)
         await self.until(lambda: "listen" in extender.ports)
