@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.limits.rules.enforcement import (
     REFUSE,
+    asked_of,
     enforcements,
     lacks,
     wanted_enforcement,
 )
 from gpu_device_plugin.features.use.report import DETAILS, details, does_not_hold
-from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SET_LIMITS_LABEL
+from gpu_device_plugin.model.contract.keys import SET_LIMITS_LABEL
 from gpu_device_plugin.model.contract.node_use import not_held
 from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
-from gpu_device_plugin.model.limits import AUTO, Enforcement, LimitStatus, summary
+from gpu_device_plugin.model.limits import Enforcement, LimitStatus, summary
 from gpu_device_plugin.node.rules.node_config import ignored_labels
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, grouped, note, ok, warning
 from gpu_device_plugin.report.rules.pod_causes import refusals
@@ -27,24 +28,11 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.features.limits.settings import LimitSettings
     from gpu_device_plugin.model.gpus import Gpu, Inventory
-    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.report.rules.node_view import ExaminedNode
 
 _GUIDE = "docs/guide.md says what each enforcement needs (How a memory limit is enforced)"
 _LIMITING_TOOLKIT = (1, 20, 1)
 _DRIVER = wanted_enforcement(Enforcement.DRIVER, {})
-
-
-def asked_enforcement(labels: Mapping[str, str], setting: str) -> Enforcement | None:
-    """Return the weakest means that a node's labels, or else the setting `limits`, accept; None: any."""
-    accepted = wanted_enforcement(setting if setting in set(Enforcement) else AUTO, labels).enforcements
-    return accepted[-1] if accepted else None
-
-
-def asked_of(node: NodeRecord, by_profile: Mapping[str, str]) -> Enforcement | None:
-    """Return the same for a node of the cluster, given the setting `limits` by settings profile."""
-    profile = node.labels.get(CONFIG_LABEL, "")
-    return asked_enforcement(node.labels, by_profile.get(profile, by_profile.get(DEFAULT_PROFILE, "")))
 
 
 def limits(nodes: Iterable[ExaminedNode], by_profile: Mapping[str, str]) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.limits.report import asked_of
+from gpu_device_plugin.features.limits.rules.enforcement import asked_of
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.report.rules.finding import Finding, error, ok, warning
@@ -25,16 +25,16 @@ def supervisors(
     nodes: Iterable[ExaminedNode], ready: AbstractSet[str], by_profile: Mapping[str, str]
 ) -> Iterator[Finding]:
     """Check that a supervisor is `ready` on each node whose limits are to be those of MPS; see `asked_of`."""
-    wanting = set[str]()
+    wanting = []
     for node in nodes:
         present = None if node.report.limits is None else node.report.limits.enforcement
         # ACK's label cgpu prefers the driver's limits.
         asked = asked_of(node, by_profile) is Enforcement.MPS and present is not Enforcement.DRIVER
         if node.shares_gpus and (asked or present is Enforcement.MPS):
-            wanting.add(node.name)
-    if missing := wanting - ready:
+            wanting.append(node.name)
+    if missing := tuple(name for name in wanting if name not in ready):
         text = "no MPS supervisor is ready on {nodes}, whose limits are to be those of MPS"
-        yield error("no-supervisor", text, _START_MPS, nodes=tuple(missing))
+        yield error("no-supervisor", text, _START_MPS, nodes=missing)
     elif wanting:
         yield ok("supervisors", "a supervisor is ready on {nodes:node}", nodes=len(wanting))
 

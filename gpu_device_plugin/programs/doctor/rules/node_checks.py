@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.conflicts.settings import ConflictSettings
 from gpu_device_plugin.features.history.rules.gpu_condition import condition_here
-from gpu_device_plugin.features.limits.report import asked_enforcement, held, left_from_before, limits_here
+from gpu_device_plugin.features.limits.report import held, left_from_before, limits_here
+from gpu_device_plugin.features.limits.rules.enforcement import asked_enforcement
 from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.features.mig.report import mig
 from gpu_device_plugin.features.mps.contract import STATE_FILE
