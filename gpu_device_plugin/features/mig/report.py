@@ -1,115 +1,29 @@
-"""Explain what resources a pod asks for: whole MIG instances, node by node, and those of a wrong name or unit."""
+"""Which MIG instances pods have or get, and why no node gives a pod what it asks for."""
 
 from __future__ import annotations
 
-import re
-from difflib import get_close_matches
-from fnmatch import fnmatchcase, translate
-from itertools import islice
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.conflicts.rules import OTHERS
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
-from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.model.mig import is_mig_resource, resource_name
-from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.report.rules.extension import ReportFeature
 from gpu_device_plugin.report.rules.finding import Finding, grouped, note
-from gpu_device_plugin.report.rules.printing import MOST_NAMED, first
+from gpu_device_plugin.report.rules.held_instances import asked_instances
+from gpu_device_plugin.report.rules.pod_causes import out_of_service
+from gpu_device_plugin.report.rules.printing import first
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.model.pods import Container
+    from gpu_device_plugin.model.pods import Container, Pod
     from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.report.rules.extension import Excluded, SchedulingStatus
     from gpu_device_plugin.report.rules.held_instances import Instances
     from gpu_device_plugin.report.rules.node_view import NodeView
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 
-_OF_OTHERS = ("nvidia.com/*", "amd.com/gpu", "volcano.sh/vgpu-*", *(name for each in OTHERS for name in each.resources))
-_PATTERNS_OF_OTHERS: Mapping[str, tuple[str, ...]] = {
-    "KAI's and run:ai's": ("gpu-fraction", "gpu-fraction-*", "gpu-memory", "gpu-memory-*", "gpu-compute*"),
-    "KAI's": ("kai.scheduler/*",),
-    "run:ai's": ("runai/*", "run.ai/*", "*.run.ai/*", "runai-*"),
-    "HAMi's": (
-        *("hami.io/*", "*.hami.io/*", "4pd.io/*", "nvidia.com/use-gpu*", "nvidia.com/nouse-gpu*"),
-        *("nvidia.com/numa-bind", "nvidia.com/vgpu-mode"),
-    ),
-    "Volcano's": ("volcano.sh/vgpu-*",),
-}
-"""Patterns of the annotations by which pods ask other systems for a part of a GPU."""
-_ANNOTATIONS_OF_OTHERS = {
-    system: re.compile("|".join(map(translate, patterns))) for system, patterns in _PATTERNS_OF_OTHERS.items()
-}
-_MOST_ANNOTATIONS = 1000
-"""Of one pod, that are compared with them. The API server takes tens of thousands."""
-_SCHEDULERS_OF_OTHERS = ("kai-scheduler*", "runai-scheduler*", "hami-scheduler*", "volcano*")
-_OF_A_PROFILE = re.compile(r"mig|[1-7]g\.", re.ASCII)
-"""In the name of a resource for a MIG profile, well written or not."""
-_LARGEST_GIB = 512
-"""More than any GPU has."""
 _MOST_NODES = 20
 """Nodes that are explained one by one."""
-_DID_YOU_MEAN = "It asks for {resource}, which no agent offers: did you mean {meant}?"
-_INSTEAD = {Kind.MEMORY: "{name}: N for N units of the memory of one GPU", Kind.COUNT: "{name}: 1 for a whole GPU"}
-
-
-def asks_for_others(
-    limits: Iterable[str], resources: Iterable[Resource], instances: Iterable[str] = ()
-) -> Iterator[Finding]:
-    """Yield a correction for each GPU resource that no agent offers; nodes offer the MIG `instances`."""
-    of_mig = {name.partition("/")[2]: name for name in sorted(instances)}
-    resources = tuple(resources)
-    names = [resource.name for resource in resources]
-    short = {resource.name.partition("/")[2]: resource.name for resource in resources}
-    domains = {resource.name.partition("/")[0] for resource in resources}
-    others = [_INSTEAD[resource.kind].format(name=resource.name) for resource in resources]
-    others += [f"{name}: 1 for a MIG instance" for name in list(of_mig.values())[:1]]
-    instead = " or ".join(others)
-    for name in dict.fromkeys(limits):
-        domain, _, last = name.partition("/")
-        if name in names or is_mig_resource(name):  # nodes may offer these: `instance_facts`
-            continue
-        if _OF_A_PROFILE.search(last) and (meant := get_close_matches(last, of_mig, n=1, cutoff=0.5)):
-            yield note("mistyped-resource", _DID_YOU_MEAN, resource=name, meant=of_mig[meant[0]])
-        elif domain in domains:
-            if like := get_close_matches(last, short, n=1):
-                yield note("mistyped-resource", _DID_YOU_MEAN, resource=name, meant=short[like[0]])
-            else:
-                text = "It asks for {resource}, which no agent offers: write {instead}."
-                yield note("unknown-resource", text, resource=name, instead=instead)
-        elif any(fnmatchcase(name, pattern) for pattern in _OF_OTHERS):
-            text = "It asks for {resource}, which nodes that share their GPUs do not offer: write {instead}."
-            yield note("resource-of-others", text, resource=name, instead=instead)
-
-
-def annotations_of_others(keys: Iterable[str]) -> tuple[str, ...]:
-    """Return those annotations by which other systems that share GPUs are asked for a part of one, a few of them."""
-    return tuple(sorted(filter(_whose, islice(keys, _MOST_ANNOTATIONS)))[:MOST_NAMED])
-
-
-def annotated_for_others(
-    annotations: Iterable[str], scheduler: str, resources: Iterable[Resource]
-) -> Iterator[Finding]:
-    """Yield a correction for the annotations of a system that does not place the pod, as its scheduler is not asked."""
-    if any(fnmatchcase(scheduler, pattern) for pattern in _SCHEDULERS_OF_OTHERS):
-        return
-    instead = " or ".join(_INSTEAD[resource.kind].format(name=resource.name) for resource in resources)
-    for annotation in annotations:
-        text = (
-            "Its annotation {annotation} is {system}: neither {scheduler} nor an agent here reads it. In the limits of "
-            "a container write {instead}."
-        )
-        system = _whose(annotation)
-        yield note(
-            "annotation-of-others", text, annotation=annotation, system=system, scheduler=scheduler, instead=instead
-        )
-
-
-def _whose(annotation: str) -> str:
-    """Return the system that reads an annotation; empty: none of those known here."""
-    return next((system for system, pattern in _ANNOTATIONS_OF_OTHERS.items() if pattern.match(annotation)), "")
 
 
 def asks_for_several(containers: Iterable[Container]) -> Iterator[Finding]:
@@ -136,38 +50,6 @@ def asks_for_several(containers: Iterable[Container]) -> Iterator[Finding]:
                 number=asked[instances[0]],
                 resource=instances[0],
             )
-
-
-def asks_in_mib(
-    asked: GpuRequest, resources: Iterable[Resource], nodes: Collection[NodeView] | None
-) -> Iterator[Finding]:
-    """Yield a correction if a pod asks for more units than any GPU has, and the number looks like MiB.
-
-    Where the nodes are unknown (None), a unit is assumed to be 1 GiB.
-    """
-    name = next((resource.name for resource in resources if resource.kind is Kind.MEMORY), "")
-    amount = max(
-        (part.demand.amount // part.demand.gpus for part in asked.parts if part.demand.kind is Kind.MEMORY), default=0
-    )
-    sizes = {MIB_PER_GIB} if nodes is None else {node.candidate.gpus.share_mib for node in nodes} - {None}
-    if len(sizes) != 1:
-        return
-    share_mib = sizes.pop() or MIB_PER_GIB
-    every = (gpu.shares for node in nodes or () for gpu in node.candidate.gpus.gpus)
-    shares = _LARGEST_GIB if nodes is None else max(every, default=0)
-    units = -(-amount // share_mib)
-    if units <= shares < amount and amount * 2 >= share_mib:  # fewer MiB are not a plausible demand
-        usual = " unless configured otherwise" if nodes is None else ""
-        text = (
-            f"It asks for {{amount}} units, which are {{unit}} each{usual}: no GPU has as much. If {{amount}} MiB are "
-            "meant, write {resource}: {units}."
-        )
-        yield note("asks-in-mib", text, amount=amount, unit=format_mib(share_mib), resource=name, units=units)
-
-
-def asked_by_profile(asked: Mapping[str, int]) -> str:
-    """Return what a pod asks for of MIG instances, as the end of a sentence."""
-    return " and ".join(f"{number} of {resource}" for resource, number in sorted(asked.items()))
 
 
 def instance_facts(
@@ -248,11 +130,6 @@ def _offered_nowhere(resource: str, nodes: Collection[NodeView]) -> Iterator[Fin
         )
 
 
-def out_of_service(gpu: ListedGpu) -> str:
-    """Return the end of a sentence about a GPU or an instance that is out of service; empty if it is not."""
-    return f", which is out of service: {gpu.unhealthy}" if gpu.unhealthy else ""
-
-
 def held_instances(pod: str, uid: str, node: NodeView | None) -> Iterator[Finding]:
     """Yield the MIG instances that a pod, ``namespace/name``, has on its node, in sentences."""
     for offer in () if node is None else node.instances():
@@ -266,3 +143,29 @@ def held_instances(pod: str, uid: str, node: NodeView | None) -> Iterator[Findin
             if not gpus:
                 text = "  Which instances of {resource} {pod} has is not known yet: its node's agent writes it."
                 yield note("instance-unknown", text, resource=offer.resource, pod=pod)
+
+
+class MigReport(ReportFeature):
+    """Says which MIG instances a pod has, or why it gets none."""
+
+    def corrections(  # noqa: D102
+        self,
+        pod: Pod,
+        status: SchedulingStatus,  # noqa: ARG002
+        resources: Sequence[Resource],  # noqa: ARG002
+        offered: Collection[str],  # noqa: ARG002
+    ) -> Iterable[Finding]:
+        return asks_for_several(pod.containers)
+
+    def placed(  # noqa: D102
+        self,
+        pod: Pod,
+        resources: Sequence[Resource],  # noqa: ARG002
+        node: NodeView | None,
+        positions: Sequence[int],  # noqa: ARG002
+    ) -> Iterable[Finding]:
+        return held_instances(str(pod), pod.uid, node) if asked_instances(pod) else ()
+
+    def unoffered(self, pod: Pod, nodes: Sequence[NodeView], excluded: Excluded) -> Iterable[Finding]:  # noqa: D102
+        asked = asked_instances(pod)
+        return instance_facts(asked, nodes, {node.name: excluded(node) for node in nodes}) if asked else ()
