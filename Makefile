@@ -13,7 +13,7 @@ SEED   := $(or $(SEED),$(shell date +%s))
 # The pure ring, whose branches are all tested: what takes values and returns values.
 PURE := $(subst /,.,$(basename $(addprefix gpu_device_plugin/,model node/rules scheduler/rules report/rules programs/doctor/rules) \
   $(wildcard gpu_device_plugin/features/*/rules gpu_device_plugin/features/*/rules.py gpu_device_plugin/features/*/contract.py gpu_device_plugin/features/*/report.py)))
-PURE_TESTS := $(addprefix tests/,model node/rules scheduler/rules report/rules programs/doctor/rules) \
+PURE_TESTS := $(addprefix tests/,model node/rules scheduler/rules report/rules programs/doctor/rules features/cost) \
   $(wildcard tests/features/*/rules tests/features/*/test_rules.py tests/features/*/test_contract.py tests/features/*/test_report.py)
 # Where it is set, every program that a test starts compiles the package anew, and every process of pytest all tests.
 export PYTHONDONTWRITEBYTECODE :=
