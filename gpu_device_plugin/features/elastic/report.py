@@ -25,6 +25,7 @@ from gpu_device_plugin.model.gpus import MOST_SHARES
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.report.rules.extension import ReportFeature
 from gpu_device_plugin.report.rules.finding import note, ok, warning
 from gpu_device_plugin.report.rules.held_instances import asked_instances
 from gpu_device_plugin.report.rules.printing import counted, listed
@@ -178,6 +179,22 @@ def _parts(pod: Pod, size: Size, node: NodeView | None) -> Sequence[ContainerUse
     key = pod.namespace, pod.name, size.container
     current = () if node is None else node.report.current
     return [part for part in current if (part.namespace, part.pod, part.container) == key]
+
+
+class ElasticReport(ReportFeature):
+    """Says what a pod's memory is guaranteed, and what limits it."""
+
+    def malformed(self, pod: Pod) -> Iterable[Finding]:  # noqa: D102
+        return unreadable_wishes(pod)
+
+    def placed(  # noqa: D102
+        self,
+        pod: Pod,
+        resources: Sequence[Resource],
+        node: NodeView | None,
+        positions: Sequence[int],  # noqa: ARG002
+    ) -> Iterable[Finding]:
+        return resizes(pod, resources, node)
 
 
 # --- The doctor -------------------------------------------------------------------------------------------------------

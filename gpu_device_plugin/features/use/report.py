@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.model.contract.node_use import asked_s, exceeds, not_held, to_return, trespasses
 from gpu_device_plugin.model.limits import LimitStatus
 from gpu_device_plugin.report.rules.columns import aligned
+from gpu_device_plugin.report.rules.extension import ReportFeature
 from gpu_device_plugin.report.rules.finding import Parameter, grouped, note, ok, warning
 from gpu_device_plugin.report.rules.printing import age, container, counted, first, limit, mib
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.contract.node_use import ContainerUse, NodeReport, NodeUse
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu
     from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.rules.finding import Finding
     from gpu_device_plugin.report.rules.node_view import ExaminedNode, NodeView
 
@@ -199,6 +201,19 @@ def _beyond_their_parts(parts: Iterable[ContainerUse], unattributed_mib: int) ->
         excess[f"{name} uses {mib(used)} ({given})"] = used - granted
     beyond = [(amount, said) for said, amount in excess.items() if amount > 0]
     return [said for amount, said in sorted(beyond, key=lambda one: (-one[0], one[1]))]
+
+
+class UseReport(ReportFeature):
+    """Says what a pod uses of its GPUs, and what its neighbours leave."""
+
+    def placed(  # noqa: D102
+        self,
+        pod: Pod,
+        resources: Sequence[Resource],  # noqa: ARG002
+        node: NodeView | None,
+        positions: Sequence[int],
+    ) -> Iterable[Finding]:
+        return () if node is None else of_pod(pod, node, positions)
 
 
 # --- The doctor -------------------------------------------------------------------------------------------------------
