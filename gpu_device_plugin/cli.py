@@ -19,8 +19,9 @@ from gpu_device_plugin.aio import low_memory_imports
 from gpu_device_plugin.commandline import FAILED, Parser, add_settings, ending, flags_in, no_such_argument
 from gpu_device_plugin.features.limits.settings import LimitHelperSettings
 from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
+from gpu_device_plugin.report.rules.printing import nearest
 from gpu_device_plugin.settings.common import LogSettings
-from gpu_device_plugin.settings.knobs import PROGRAM, Settings, UsageError, knobs_of, nearest
+from gpu_device_plugin.settings.knobs import PROGRAM, Settings, UsageError, knobs_of
 from gpu_device_plugin.settings.sources import Sources, Texts
 from gpu_device_plugin.settings.web import WebSettings
 

@@ -9,9 +9,9 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.report.rules.columns import Line, Tone
-from gpu_device_plugin.report.rules.printing import printable
+from gpu_device_plugin.report.rules.printing import nearest, printable
 from gpu_device_plugin.settings.common import ResourceSettings
-from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
+from gpu_device_plugin.settings.knobs import UsageError, knobs_of
 from gpu_device_plugin.settings.sources import Sources
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import grimp
 import pytest
 
 from gpu_device_plugin.feature_list import settings_of
+from gpu_device_plugin.features.history.rules.ring import condition_gauges
 from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_LIMITS, NODE_USE
-from gpu_device_plugin.model.telemetry import GpuTelemetry
-from gpu_device_plugin.report.rules.gauges import NodeMetrics
+from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 from gpu_device_plugin.settings.knobs import SettingsError, knobs_of
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
@@ -41,8 +41,7 @@ class Traces(NamedTuple):
 
 CONDITIONS = {
     f"{gauge.name.removesuffix('_total')}_total" if gauge.grows else gauge.name
-    for gauge, _ in NodeMetrics(node(8), telemetry={"G": GpuTelemetry("G")}).gauges()
-    if gauge not in dict(NodeMetrics(node(8), telemetry=None).gauges())
+    for gauge, _ in condition_gauges(NodeMetrics(node(8)), {})
 }
 NAMES = [spec.name for spec in NODE_FEATURES]
 

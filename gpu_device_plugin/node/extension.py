@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.observable import Observable
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint
     from gpu_device_plugin.model.allocations import Allocation
+    from gpu_device_plugin.model.gauges import Gauges
     from gpu_device_plugin.model.limits import GpuEnforcement
     from gpu_device_plugin.model.placing import Placement
     from gpu_device_plugin.model.resources import Kind
     from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.node.rules.container_grants import Delivery, Grant, GrantOwner, Mount
     from gpu_device_plugin.node.rules.matching import Match
+    from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
     from gpu_device_plugin.node.rules.serving_mode import Serving
-    from gpu_device_plugin.report.rules.gauges import NodeMetrics
 
 Tasks: TypeAlias = "Iterable[Coroutine[Any, Any, NoReturn]]"
 
@@ -196,9 +197,9 @@ class NodeFeature:
         """Return the paths at which the agent serves something of the feature, beside its metrics."""
         return ()
 
-    def measured(self, metrics: NodeMetrics) -> NodeMetrics:
-        """Return the state of the node for the gauges with what the feature knows. Called for each scrape."""
-        return metrics
+    def measured(self, metrics: NodeMetrics) -> Gauges:  # noqa: ARG002
+        """Return the gauges of the feature, of a node that is in this state. Called for each scrape."""
+        return ()
 
 
 class Features(FeatureList[NodeFeature]):
@@ -233,8 +234,7 @@ class Features(FeatureList[NodeFeature]):
                 return refusal
         return None
 
-    def measured(self, metrics: NodeMetrics) -> NodeMetrics:
-        """Return the state of the node for the gauges with what all features know."""
+    def measured(self, metrics: NodeMetrics) -> Gauges:
+        """Yield the gauges of all features."""
         for feature in self._features:
-            metrics = feature.measured(metrics)
-        return metrics
+            yield from feature.measured(metrics)

@@ -23,7 +23,6 @@ from gpu_device_plugin.kubernetes.writers.binder import Binder, BinderTiming
 from gpu_device_plugin.lifetime import ReloadingProgram, freeze_objects, tls_of
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT, MalformedAnnotationError
 from gpu_device_plugin.model.contract.promises import promises
-from gpu_device_plugin.report.rules.gauges import ExtenderMetrics
 from gpu_device_plugin.scheduler.binding import Binding, Freshness
 from gpu_device_plugin.scheduler.cluster_follower import ClusterFollower
 from gpu_device_plugin.scheduler.cluster_state import Fleet, FleetEntry
@@ -31,6 +30,7 @@ from gpu_device_plugin.scheduler.controller_context import DEFAULT_TIMINGS, Cont
 from gpu_device_plugin.scheduler.extender_routes import ExtenderRoutes
 from gpu_device_plugin.scheduler.leader_tasks import LeaderTasks
 from gpu_device_plugin.scheduler.leadership import Readiness
+from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics
 from gpu_device_plugin.scheduler.verbs import Verbs
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import UsageError

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.report.rules.gauges import ExtenderMetrics, WaitingReason
     from gpu_device_plugin.scheduler.leader_tasks import LeaderStep
     from gpu_device_plugin.scheduler.node_evaluator import Ranker
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
     from gpu_device_plugin.scheduler.rules.fitting import Fit
     from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
     from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
+    from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics, WaitingReason
     from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
     from gpu_device_plugin.scheduler.wire import Placing
 

@@ -14,12 +14,12 @@ from gpu_device_plugin.kubernetes.objects.decoding import PodReader, UnreadableO
 from gpu_device_plugin.metrics import VERDICTS
 from gpu_device_plugin.model.contract.keys import READ_ON_PODS
 from gpu_device_plugin.model.times import epoch_s
-from gpu_device_plugin.report.rules.gauges import WaitingReason
 from gpu_device_plugin.scheduler import wire
 from gpu_device_plugin.scheduler.node_evaluator import UNKNOWN
 from gpu_device_plugin.scheduler.rules.fitting import unfit
 from gpu_device_plugin.scheduler.rules.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Impossible, ask
+from gpu_device_plugin.scheduler.rules.scheduler_gauges import WaitingReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -65,18 +65,6 @@ def refuse(problems: Iterable[SettingsError]) -> None:
             raise SettingsError(f"{len(several)} errors in the settings: {numbered}", parts=several)
 
 
-def nearest(word: str, known: Iterable[str], otherwise: str, *, prefix: str = "") -> str:
-    """Return a question that suggests the known word most similar to `word`, or `otherwise` if none is similar.
-
-    A common `prefix` of the known words does not count as similarity, and case does not count as difference.
-    """
-    stems = {name.removeprefix(prefix).lower(): name for name in known}
-    import difflib  # noqa: PLC0415 - only a mistake needs it
-
-    found = difflib.get_close_matches(word.removeprefix(prefix).lower(), stems, n=1)
-    return f"did you mean {stems[found[0]]}?" if found else otherwise
-
-
 @dataclass(frozen=True, slots=True)
 class Form(Generic[T]):
     """The written form of a type of values."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.report.rules.gauges import WaitingReason
 from gpu_device_plugin.scheduler.cluster_state import Fleet
+from gpu_device_plugin.scheduler.rules.scheduler_gauges import WaitingReason
 from gpu_device_plugin.scheduler.verbs import WaitingObserved
 from tests.promtool import complaints, needs_promtool
 from tests.resources import RESOURCES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -35,9 +36,7 @@ def structures() -> list[type]:
     found = {
         kind
         for name, module in sorted(sys.modules.items())
-        if name.startswith(
-            ("gpu_device_plugin.report", "gpu_device_plugin.kubernetes", "gpu_device_plugin.programs.inspect")
-        )
+        if re.match(r"gpu_device_plugin\.(report|kubernetes|programs\.inspect|features\.\w+\.commands)\b", name)
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == name
     }

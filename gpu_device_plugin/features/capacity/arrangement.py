@@ -17,11 +17,11 @@ from gpu_device_plugin.features.capacity.rules.movable import (
     Residents,
     UnmovableReason,
 )
-from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind, ObjectMeta, PodReader
+from gpu_device_plugin.kubernetes.objects.api_objects import ApiObject, Named, readable
+from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind, ObjectMeta, PodReader, decoded
+from gpu_device_plugin.kubernetes.objects.pod_details import PodObject
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT
 from gpu_device_plugin.model.times import epoch_s
-from gpu_device_plugin.report.objects import ApiObject, Named, decoded, readable
-from gpu_device_plugin.report.pod_details import PodObject
 from gpu_device_plugin.scheduler.rules.candidate import candidate
 from gpu_device_plugin.scheduler.rules.node_constraints import MOST_TERMS, NOWHERE, Requirement
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
@@ -91,7 +91,7 @@ class ArrangementReader:
 
     def __init__(self, raw_budgets: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> None:
         self._resources = tuple(resources)
-        self._budgets = list(readable(raw_budgets, partial(decoded, kind=_Budget)))
+        self._budgets = list(readable(raw_budgets, partial(decoded, form=_Budget)))
         names = [each.name for each in resources]
         self._pod_reader = PodReader(names, READ_BY_AGENT.__contains__, sums=True, every=True, owners=True)
         self._amounts: dict[str, list[Amounts]] = defaultdict(list)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.report.rules.gauges import ExtenderMetrics
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
     from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
+    from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics
 
 T = TypeVar("T")
 

@@ -24,8 +24,6 @@ STEPS = 240
 """Values of a series."""
 LAST_HOUR = "the last hour"
 """The time that a node remembers, for people."""
-LARGEST_HISTORY = 4 << 20
-"""Bytes of an answer: 300 containers of one GPU take some 2 MB."""
 LARGEST_INCIDENT = 512 << 10
 """Bytes of an incident's file, and of its answer."""
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.commandline import OK, width
 from gpu_device_plugin.features.learning.rules.fair_learning import FEWEST, LITTLE, studying
 from gpu_device_plugin.features.learning.rules.marginal_value import shape_of
 from gpu_device_plugin.features.learning.rules.price_learning import HOSTS, Dominance, cells
 from gpu_device_plugin.features.learning.rules.workload_mix import PodKind, WorkloadMix, kinds_of
+from gpu_device_plugin.kubernetes.objects.api_objects import readable
 from gpu_device_plugin.kubernetes.objects.decoding import NodeReader, PodReader
 from gpu_device_plugin.model.contract.keys import READ_ON_NODES, READ_ON_PODS
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.times import epoch_s
-from gpu_device_plugin.report.objects import readable
+from gpu_device_plugin.report.commands import AS_JSON, Command, Output
+from gpu_device_plugin.report.reading import every_node_and_pod
 from gpu_device_plugin.report.rules.columns import Layout, Line, Row, table
 from gpu_device_plugin.report.rules.printing import counted, first, printable
 from gpu_device_plugin.scheduler.rules.candidate import candidate, gpus_of_node
@@ -21,6 +25,7 @@ from gpu_device_plugin.scheduler.rules.packing import finished
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Mapping, Sequence
 
     import msgspec
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.learning.rules.fair_learning import LearningResult
     from gpu_device_plugin.features.learning.rules.price_learning import Tables
     from gpu_device_plugin.features.learning.rules.workload_mix import GpuKind, NodeType
+    from gpu_device_plugin.kubernetes.kubectl import Access
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
@@ -227,3 +233,14 @@ def _came(
             if isinstance(asked, GpuRequest) and asked.parts:
                 kinds = kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)
                 yield epoch_s(pod.created) or 0.0, pod.namespace, kinds
+
+
+async def prices(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
+    """Return the prices that the pods of the cluster teach, with the exit code; raises as `every_node_and_pod`."""
+    document, study = lesson_of(*await every_node_and_pod(access, "prices are learned from all of them"), resources)
+    if arguments.output == "json":
+        return json.dumps(document, indent=2).splitlines(), OK
+    return price_lines(document, study, width()), OK
+
+
+PRICES = Command("prices", "show what room is worth to the policy fit", prices, (AS_JSON,))

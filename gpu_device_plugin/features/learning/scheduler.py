@@ -21,10 +21,10 @@ from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 if TYPE_CHECKING:
     from gpu_device_plugin.features.learning.rules.fair_learning import LearningResult
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.report.rules.gauges import ExtenderMetrics
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
     from gpu_device_plugin.scheduler.extension import Tasks
     from gpu_device_plugin.scheduler.node_evaluator import Ranker
+    from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from gpu_device_plugin.features.preemption.rules import Preemptor, where_evictin
 from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import PODS
 from gpu_device_plugin.metrics import SAMPLE_MISSES
-from gpu_device_plugin.report.rules.gauges import WaitingReason
 from gpu_device_plugin.scheduler.extension import SchedulerFeature
+from gpu_device_plugin.scheduler.rules.scheduler_gauges import WaitingReason
 from gpu_device_plugin.scheduler.wire import SMALLEST_SAMPLE
 
 if TYPE_CHECKING:

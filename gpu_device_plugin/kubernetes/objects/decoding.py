@@ -270,13 +270,14 @@ def _is_large(requests: Mapping[str, int] | None) -> bool:
 _decoder_of = cache(msgspec.json.Decoder)  # to make one takes as long as to decode a pod
 
 
-def decoded(raw: bytes | msgspec.Raw, form: type[T], what: str) -> T:
-    """Decode an object. Raises UnreadableObjectError."""
+def decoded(raw: bytes | msgspec.Raw, form: type[T], what: str = "") -> T:
+    """Decode an object; `what` is what people call it, by default the name of `form`. Raises UnreadableObjectError."""
     try:
         found: T = _decoder_of(form).decode(raw)  # type: ignore[arg-type]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         # UnicodeDecodeError contains the bytes themselves, so it is not attached.
         why = str(error) if isinstance(error, msgspec.DecodeError) else "not UTF-8"
+        what = what or form.__name__.strip("_").removesuffix("Object").lower()
         raise UnreadableObjectError(f"not a {what}: {why}") from None
     return found
 

@@ -254,3 +254,11 @@ def text_in(fields: Mapping[str, Any], key: str) -> str:
     value = fields.get(key)
     # JSON can hold lone surrogates, which answers in UTF-8 cannot.
     return value if isinstance(value, str) and value.isprintable() else ""
+
+
+AGENT_NAMESPACE = "gpushare"
+"""The namespace of our manifests."""
+
+
+LARGEST_ANSWER = 4 << 20
+"""Bytes of an answer: 300 containers of one GPU take some 2 MB."""

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from gpu_device_plugin.features.claims.claim_objects import CLAIMS, GROUP, SLICES, read_slice
+from gpu_device_plugin.features.claims.claim_objects import CLAIMS, GROUP, SLICES, read_slice, readable_claims
 from gpu_device_plugin.features.claims.contract import DRIVER
 from gpu_device_plugin.features.conflicts.rules import sightings
+from gpu_device_plugin.features.history.commands import histories
+from gpu_device_plugin.kubernetes.agent_reader import AGENT_LABELS
 from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.kubernetes.objects.api_objects import ApiObject, Condition, ConfigMap, Container, Named, PodSpec
 from gpu_device_plugin.kubernetes.objects.decoding import (
     LEASES,
     NodeReader,
@@ -20,8 +23,10 @@ from gpu_device_plugin.kubernetes.objects.decoding import (
     ObjectMeta,
     PodReader,
     UnreadableObjectError,
+    decoded,
 )
 from gpu_device_plugin.model.contract.keys import (
+    AGENT_NAMESPACE,
     ASSUME_TIME,
     ELASTIC,
     POD_ANNOTATIONS,
@@ -35,7 +40,6 @@ from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.programs.doctor.rules.component_checks import group_of
-from gpu_device_plugin.programs.doctor.rules.leftovers import mig_resources
 from gpu_device_plugin.programs.doctor.rules.symptoms import (
     ClusterSymptoms,
     ComponentStatus,
@@ -45,27 +49,15 @@ from gpu_device_plugin.programs.doctor.rules.symptoms import (
     PodSeen,
     node_seen,
 )
-from gpu_device_plugin.programs.inspect.node_history import histories
-from gpu_device_plugin.programs.kubectl import unread
-from gpu_device_plugin.report.objects import (
-    AGENT_LABELS,
-    ApiObject,
-    Condition,
-    ConfigMap,
-    Container,
-    Named,
-    PodSpec,
-    decoded,
-    readable_claims,
-)
-from gpu_device_plugin.report.rules.agent_pods import AGENT_NAMESPACE
+from gpu_device_plugin.programs.inspect.uninstall import mig_resources
+from gpu_device_plugin.report.reading import unread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+    from gpu_device_plugin.kubernetes.kubectl import Access
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.kubectl import Access
     from gpu_device_plugin.report.rules.finding import Unknown
 
 R = TypeVar("R")

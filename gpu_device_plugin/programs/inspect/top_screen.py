@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.commandline import coloured, painted
 from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.decoding import UnreadableObjectError
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, unread
+from gpu_device_plugin.report.reading import unread
 from gpu_device_plugin.report.rules.terminal_tables import Picture, frame
 
 if TYPE_CHECKING:

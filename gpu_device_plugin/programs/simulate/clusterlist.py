@@ -11,6 +11,7 @@ from gpu_device_plugin.features.learning.rules.arrivals import Start
 from gpu_device_plugin.features.learning.rules.marginal_value import free_capacity, shape_of
 from gpu_device_plugin.features.learning.rules.workload_mix import kinds_of
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS
+from gpu_device_plugin.kubernetes.objects.api_objects import readable
 from gpu_device_plugin.kubernetes.objects.decoding import NodeReader, PodReader, UnreadableObjectError, decoded
 from gpu_device_plugin.kubernetes.objects.requests import OwnerReference  # noqa: TC001 - msgspec reads it
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, READ_ON_NODES, READ_ON_PODS
@@ -19,7 +20,6 @@ from gpu_device_plugin.model.gpus import MOST_GPUS
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.programs.simulate.entries import SHARE_MIB
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Inputs, Workload
-from gpu_device_plugin.report.objects import readable
 from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, amount_of, ask

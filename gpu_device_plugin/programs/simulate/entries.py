@@ -15,7 +15,7 @@ from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.gpus import MOST_GPUS, MOST_SHARES
 from gpu_device_plugin.model.mig import GPU_SLICES
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, counted, told
-from gpu_device_plugin.settings.knobs import nearest
+from gpu_device_plugin.report.rules.printing import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

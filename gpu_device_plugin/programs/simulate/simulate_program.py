@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.commandline import FAILED, OK, resources_in, say, show
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, nodes_and_pods
+from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, nodes_and_pods
 from gpu_device_plugin.programs.simulate.burst import burst_table, simulate_burst
 from gpu_device_plugin.programs.simulate.experiment import POLICIES, REJECTED, Plan, nodes_needed, simulate
 from gpu_device_plugin.programs.simulate.results import document, heading, needed_document, policy_document, table

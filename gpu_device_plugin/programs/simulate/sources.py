@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
+from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.kubernetes.objects.quantity import allocatable_amounts
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError
 from gpu_device_plugin.programs.simulate.clusterlist import read_cluster
 from gpu_device_plugin.programs.simulate.entries import EntryError, known_model, nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Inputs, Recording, Workload, counted, told

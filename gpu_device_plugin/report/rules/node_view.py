@@ -8,7 +8,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.node_use import NO_REPORT, trespasses
+from gpu_device_plugin.model.contract.nodegpus import NO_GPUS
 from gpu_device_plugin.model.memory import format_mib
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.placing import Room
 from gpu_device_plugin.report.rules.held_instances import whole_instances
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
@@ -17,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.model.contract.node_use import ContainerUse, NodeReport
-    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.model.nodes import NodeRecord
+    from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
     from gpu_device_plugin.report.rules.held_instances import InstancePod, Instances
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
@@ -177,6 +178,17 @@ def _with_use(gpu: ListedGpu, room: Room, held: Sequence[PodShare], parts: Seque
     return GpuView(gpu, room, tuple(known), tuple(strangers))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExaminedNode(NodeRecord):
+    """A node with its GPUs, and with what its agent reports of limits and of real use."""
+
+    uid: str = ""
+    gpus: NodeGpus = NO_GPUS
+    report: NodeReport = NO_REPORT
+    report_problems: tuple[str, ...] = ()
+    """Why a part of that cannot be read."""
+
+
 # --- Sums -------------------------------------------------------------------------------------------------------------
 
 
@@ -251,3 +263,15 @@ def sums_of(nodes: Iterable[NodeView], gpus: Mapping[str, Sequence[GpuView]] = M
         instances=len(instances),
         free_instances=sum(offer.free for node, _, offer in offers if node.takes_pods),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Pods that make room on a node if all of them end."""
+
+    pods: tuple[GpuConsumer, ...]
+    """By namespace and name."""
+    shares: int = 0
+    """The sum of their shares; an unknown whole GPU counts as the node's largest."""
+    none: bool = False
+    """Even the end of all makes no room."""

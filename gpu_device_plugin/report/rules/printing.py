@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin.model.contract.node_use import idle_s
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
@@ -11,7 +11,6 @@ from gpu_device_plugin.model.limits import Enforcement, LimitStatus
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gpu_device_plugin.features.history.contract import ContainerHistory, IncidentProcess, IncidentSummary
     from gpu_device_plugin.model.contract.node_use import ContainerUse, NodeReport
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 
@@ -120,7 +119,20 @@ def age(seconds: float | None) -> str:
     return "at an unknown time" if seconds is None else f"{duration(seconds)} ago"
 
 
-def container(part: ContainerUse | ContainerHistory | IncidentProcess | IncidentSummary) -> str:
+class OfContainer(Protocol):
+    """What belongs to a container of a pod, as far as that is known: each part may be empty."""
+
+    @property
+    def namespace(self) -> str: ...  # noqa: D102
+
+    @property
+    def pod(self) -> str: ...  # noqa: D102
+
+    @property
+    def container(self) -> str: ...  # noqa: D102
+
+
+def container(part: OfContainer) -> str:
     """Return ``namespace/pod/container``, with the parts that are known."""
     return "/".join(filter(None, (part.namespace, part.pod, part.container)))
 
@@ -142,3 +154,15 @@ def idle(report: NodeReport, parts: Iterable[ContainerUse]) -> float | None:
         return None
     found = [seconds for part in parts if (seconds := idle_s(report.use, part)) is not None]
     return max(found) + (report.use_age_s or 0.0) if found else None
+
+
+def nearest(word: str, known: Iterable[str], otherwise: str, *, prefix: str = "") -> str:
+    """Return a question that suggests the known word most similar to `word`, or `otherwise` if none is similar.
+
+    A common `prefix` of the known words does not count as similarity, and case does not count as difference.
+    """
+    stems = {name.removeprefix(prefix).lower(): name for name in known}
+    import difflib  # noqa: PLC0415 - only a mistake needs it
+
+    found = difflib.get_close_matches(word.removeprefix(prefix).lower(), stems, n=1)
+    return f"did you mean {stems[found[0]]}?" if found else otherwise

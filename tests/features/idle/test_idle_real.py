@@ -194,14 +194,14 @@ async def test_idle_gpus_come_back_and_wake_on_a_real_api_server(
 
         program = shutil.which("kubectl", path=os.environ.get("KUBE_BIN"))
         flags = [f"--kubeconfig={kubectl.kubeconfig}", "-n", "default"]
-        assert main(["wake", *flags], kubectl=str(program), environ={}) == 0
+        assert await asyncio.to_thread(main, ["wake", *flags], kubectl=str(program), environ={}) == 0
         assert sorted(line.partition(" ")[0] for line in capfd.readouterr().out.splitlines()) == [
             "default/deployment/web",
             "default/notebook/lab",
             "default/statefulset/db",
         ]
         for name in ("deployment/web", "statefulset/db", "notebook/lab"):
-            assert main(["wake", name, *flags], kubectl=str(program), environ={}) == 0
+            assert await asyncio.to_thread(main, ["wake", name, *flags], kubectl=str(program), environ={}) == 0
         assert len(await its.replicas("web", 2)) == 2
         for kind, name in ((DEPLOYMENTS, "web"), (STATEFUL_SETS, "db"), (NOTEBOOK, "lab")):
             left = (await its.get(kind, name))["metadata"].get("annotations", {})

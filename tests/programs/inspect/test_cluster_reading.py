@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 import pytest
 import yaml
 
+from gpu_device_plugin.kubernetes.kubectl import reaching
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS
 from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
@@ -20,7 +21,6 @@ from gpu_device_plugin.programs.doctor.rules.component_checks import ADMISSION_P
 from gpu_device_plugin.programs.doctor.rules.symptoms import Karpenter, Lease
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.inspect_program import main
-from gpu_device_plugin.programs.kubectl import reaching
 from gpu_device_plugin.report.rules.finding import Unknown
 from tests.claim_values import claim_json, part_json
 from tests.names import MEM

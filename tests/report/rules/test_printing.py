@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.report.rules.printing import age, duration, json_line, mib, printable, ranges
+from gpu_device_plugin.report.rules.printing import age, duration, json_line, mib, nearest, printable, ranges
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,10 @@ def test_a_duration_is_told_in_a_unit_of_which_it_has_two(seconds: float, told: 
 
 def test_amounts_that_are_compared_have_one_unit() -> None:
     assert [mib(amount) for amount in (None, 0, 4096, 143_771)] == ["unknown", "0 MiB", "4,096 MiB", "143,771 MiB"]
+
+
+def test_the_nearest_word_is_suggested_whatever_its_case_and_common_beginning() -> None:
+    assert nearest("gpushare/Colr", ["gpushare/color", "gpushare/size"], "no", prefix="gpushare/") == (
+        "did you mean gpushare/color?"
+    )
+    assert nearest("zzz", ["color"], "see the manual") == "see the manual"

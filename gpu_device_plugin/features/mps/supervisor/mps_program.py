@@ -18,8 +18,8 @@ from gpu_device_plugin.features.mps.supervisor.places import Places, open_direct
 from gpu_device_plugin.file_link import HelperLink
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.lifetime import ReloadingProgram
+from gpu_device_plugin.model.gauges import Gauge
 from gpu_device_plugin.probes import serving_probes
-from gpu_device_plugin.report.rules.gauges import Gauge
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
-    from gpu_device_plugin.report.rules.gauges import Gauges
+    from gpu_device_plugin.model.gauges import Gauges
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
