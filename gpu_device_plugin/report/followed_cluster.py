@@ -17,6 +17,7 @@ from gpu_device_plugin.model.contract.node_use import NO_REPORT, STALE_S, NodeRe
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import MOST_WRITTEN
 from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.report.rules.extension import foreign_annotations
 from gpu_device_plugin.report.rules.held_instances import instance_pod
 from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.scheduler.cluster_state import Fleet, FleetEntry
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus
     from gpu_device_plugin.report.rules.held_instances import InstancePod
-    from gpu_device_plugin.report.rules.pod_causes import SchedulingStatus
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 _NAMES_CLAIMS = b'"resourceClaims"'
@@ -87,12 +88,14 @@ class FollowedCluster:
     def __init__(
         self,
         resources: Sequence[Resource],
+        features: Sequence[ReportFeature] = (),
         *,
         wall_s: Callable[[], float] = time.time,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin without nodes and pods; `wall_s` returns seconds since the epoch."""
         self.resources = tuple(resources)
+        self._foreign = foreign_annotations(features)
         self._wall_s = wall_s
         self._on_change = on_change
         names = [resource.name for resource in self.resources]
@@ -153,7 +156,7 @@ class FollowedCluster:
             return None
         if pod.node_name:
             return FollowedPod(pod, None, problems)
-        status = brief(scheduling_status(raw, problems))
+        status = brief(scheduling_status(raw, problems, self._foreign))
         if pod.overwritten:
             pod, status = replace(pod, annotations={}), replace(status, ignored=(*status.ignored, _OVERWRITTEN))
         return FollowedPod(pod, status, problems)
@@ -365,10 +368,13 @@ class FollowedCluster:
 
 
 def cluster(
-    raw_nodes: Iterable[msgspec.Raw], raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]
+    raw_nodes: Iterable[msgspec.Raw],
+    raw_pods: Iterable[msgspec.Raw],
+    resources: Sequence[Resource],
+    features: Sequence[ReportFeature] = (),
 ) -> tuple[FollowedCluster, list[str]]:
     """Return nodes with the pods that hold GPUs by limits, and a sentence for each object that could not be read."""
-    state = FollowedCluster(resources)
+    state = FollowedCluster(resources, features)
     warnings: list[str] = []
     for node in readable(raw_nodes, state.read_node, "a node", warnings):
         state.put_node(node)

@@ -13,6 +13,7 @@ from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS
 from gpu_device_plugin.kubernetes.objects.pod_details import pod_and_status
 from gpu_device_plugin.report.followed_cluster import cluster
+from gpu_device_plugin.report.rules.extension import foreign_annotations
 from gpu_device_plugin.report.rules.finding import Unknown
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.followed_cluster import FollowedCluster
-    from gpu_device_plugin.report.rules.pod_causes import SchedulingStatus
+    from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus
 
 MISSING_RIGHT = "right-missing"
 """The code of the finding that the reader lacks a right."""
@@ -104,7 +105,7 @@ async def add_claims(cluster: FollowedCluster, access: Access, namespace: str = 
 
 
 async def named_pod(
-    access: Access, namespace: str, name: str, resources: Sequence[Resource]
+    access: Access, namespace: str, name: str, resources: Sequence[Resource], features: Sequence[ReportFeature] = ()
 ) -> tuple[Pod, SchedulingStatus]:
     """Return one pod.
 
@@ -112,7 +113,9 @@ async def named_pod(
         ClusterUnreadableError: it cannot be read, or does not exist.
     """
     try:
-        return pod_and_status(await access.get(PODS, name, namespace=namespace), resources)
+        return pod_and_status(
+            await access.get(PODS, name, namespace=namespace), resources, foreign_annotations(features)
+        )
     except ApiError as error:
         raise ClusterUnreadableError(
             f"pod {namespace}/{name} cannot be read: {unread(error)}; if it is in another namespace, name that with -n"

@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.capacity.settings import CapacitySettings
-from gpu_device_plugin.features.claims.claimed_gpus import ask_of_claims, for_claims
-from gpu_device_plugin.features.history.contract import gpu_path, namespace_path
-from gpu_device_plugin.features.history.rules.slowness import everyone, gpus_of, slowness
 from gpu_device_plugin.features.idle.settings import IdleActionSettings
 from gpu_device_plugin.kubernetes.client.errors import ApiError
 from gpu_device_plugin.kubernetes.objects.api_objects import ConfigMap, escaped
 from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind, UnreadableObjectError, decoded
 from gpu_device_plugin.model.contract.keys import GPU_POLICY
+from gpu_device_plugin.report.rules.extension import Kept
 from gpu_device_plugin.report.rules.finding import note
-from gpu_device_plugin.report.rules.held_instances import asked_instances
-from gpu_device_plugin.report.rules.node_answers import Kept, NodeAnswer, answers, besides, describe, exclusions
-from gpu_device_plugin.report.rules.pod_causes import asked_by_claims, by_claim_instead, causes, claim_causes, refusals
-from gpu_device_plugin.report.rules.resource_requests import asked_by_profile, instance_facts
+from gpu_device_plugin.report.rules.held_instances import asked_by_profile, asked_instances
+from gpu_device_plugin.report.rules.node_answers import NodeAnswer, answers, besides, describe, exclusions
+from gpu_device_plugin.report.rules.pod_causes import causes
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import SettingsError, knobs_of
 from gpu_device_plugin.settings.sources import Sources, Text, Texts
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import msgspec
 
-    from gpu_device_plugin.features.claims.contract import Claim
-    from gpu_device_plugin.features.history.contract import NodeHistory
-    from gpu_device_plugin.features.history.rules.slowness import MaySee
     from gpu_device_plugin.kubernetes.client.api_client import Client
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus
     from gpu_device_plugin.report.rules.finding import Finding
     from gpu_device_plugin.report.rules.node_view import NodeView
-    from gpu_device_plugin.report.rules.pod_causes import SchedulingStatus
 
 CONFIGURATION = "gpushare-extender"
 """The ConfigMap of the extender in our manifests; they may be applied in any namespace."""
@@ -106,15 +100,15 @@ def why(
     *,
     most: int,
     policy: Policy | None = None,
-    claims: Iterable[Claim] | None = None,
+    followed: Mapping[str, Iterable[object]] = MappingProxyType({}),
+    features: Sequence[ReportFeature],
 ) -> Why:
     """Return why a pod waits, or where it is.
 
-    `nodes` are all that share GPUs; None: they could not be read. `claims` are the ResourceClaims of its
-    namespace, and maybe others; None: they could not be read. Of `most` nodes more is told; see `answers`. `policy`
-    is the extender's, where neither the pod nor every node names one.
+    `nodes` are all that share GPUs; None: they could not be read. `followed` has further objects of its namespace, and
+    maybe others, by the plural of their kind; without those that could not be read. Of `most` nodes more is told; see
+    `answers`. `policy` is the extender's, where neither the pod nor every node names one.
     """
-    by_name = None if nodes is None else {node.name: node for node in nodes}
 
     def excluded(node: NodeView) -> tuple[Finding, ...]:
         return tuple(exclusions(node, status.terms))
@@ -122,32 +116,28 @@ def why(
     asked = ask(pod, resources)
     limitless = isinstance(asked, GpuRequest) and not asked.parts
     if status.claims and (limitless or any(not each.entry for each in status.claims)):
-        own = None if claims is None else {each.name: each for each in claims if each.namespace == pod.namespace}
-        facts, waiting = claim_causes(pod, status, own, by_name)
-        asks = asked_by_claims(waiting) if waiting else ""
-        shown = map(for_claims, nodes or ()) if ask_of_claims(waiting, None).parts else ()
-        by_claims = [
-            (node, ask_of_claims(waiting, node.candidate.gpus.share_mib), Kept(excluded(node), refusals(node.report)))
-            for node in shown
-        ]
-        return Why(asks, tuple(facts), tuple(answers(by_claims, assumed().name, most)))
-    facts, demand = causes(pod, status, resources, by_name)
+        told = (feature.explanation(pod, status, followed, nodes, excluded) for feature in features)
+        if (said := next((each for each in told if each is not None), None)) is not None:
+            found = answers(said.nodes, assumed().name, most, features)
+            return Why(said.asks, tuple(said.facts), tuple(found))
+    by_name = None if nodes is None else {node.name: node for node in nodes}
+    facts, demand = causes(pod, status, resources, by_name, features)
     of_instances = {} if pod.node_name or pod.ended or pod.deleting else asked_instances(pod)
     if of_instances and nodes is not None and not status.gates:
         # Why no node gives a pod its MIG instances comes first: people look for it.
-        facts = [*instance_facts(of_instances, nodes, {node.name: excluded(node) for node in nodes}), *facts]
+        facts = [*(each for feature in features for each in feature.unoffered(pod, nodes, excluded)), *facts]
     if demand is None:
         return Why(asked_by_profile(of_instances), tuple(facts))
     asks = " and ".join(filter(None, (describe(demand, resources, nodes or ()), asked_by_profile(of_instances))))
     if nodes is None:
         return Why(asks, tuple(facts))
-    facts += by_claim_instead(demand, nodes)
+    facts += (each for feature in features for each in feature.otherwise(demand, nodes))
     chosen = policy or assumed()
     if chosen.assumed:
         text = "Nodes that publish no policy are assumed to have the policy {policy}: {why}."
         facts.append(note("policy-assumed", text, policy=chosen.name, why=chosen.assumed))
     asked_of = [(node, demand, Kept(excluded(node), besides(node, demand, resources))) for node in nodes]
-    return Why(asks, tuple(facts), tuple(answers(asked_of, chosen.name, most)))
+    return Why(asks, tuple(facts), tuple(answers(asked_of, chosen.name, most, features)))
 
 
 def on_gpus(pod: Pod, status: SchedulingStatus, resources: Sequence[Resource]) -> bool:
@@ -155,12 +145,6 @@ def on_gpus(pod: Pod, status: SchedulingStatus, resources: Sequence[Resource]) -
     asked = ask(pod, resources)
     gpus = bool(status.claims or asked_instances(pod)) or (isinstance(asked, GpuRequest) and bool(asked.parts))
     return gpus and pod.phase == "Running"
-
-
-async def histories_of(pod: Pod, read: Callable[[str], Awaitable[NodeHistory]]) -> list[NodeHistory]:
-    """Return the history of each GPU that a pod is or was on, with all containers on it, as its node's agent has it."""
-    positions = gpus_of(await read(namespace_path(pod.namespace)), pod.namespace, pod.name)
-    return [await read(gpu_path(position)) for position in positions]
 
 
 async def events_of(client: Client, namespace: str, uid: str) -> Sequence[msgspec.Raw]:
@@ -179,16 +163,15 @@ async def explained(
     nodes: Sequence[NodeView] | None,
     *,
     most: int,
-    claims: Iterable[Claim] | None,
-    histories: Iterable[NodeHistory] | None,
-    may_see: MaySee = everyone,
+    followed: Mapping[str, Iterable[object]],
+    features: Sequence[ReportFeature],
+    slow: Callable[[], Iterable[Finding]] = tuple,
     shown: Callable[[NodeView], NodeView] = lambda node: node,
 ) -> tuple[list[str], Sequence[NodeAnswer]]:
     """Return why a pod waits, runs where it does or is slow, in sentences, and the answer of each node; see `why`.
 
-    `histories` are those of the GPUs that it is on, with all containers on them; None: they were not read, see
-    `on_gpus`. Nodes are told of as they are `shown`, and other pods by name in namespaces that the reader `may_see`.
-    This is done beside the event loop: thousands of nodes take tens of milliseconds.
+    `slow` returns why a pod that runs `on_gpus` is slow. Nodes are told of as they are `shown`. This is done beside the
+    event loop: thousands of nodes take tens of milliseconds.
     """
     # The pod may name a policy, and nodes of our own agent publish theirs.
     named = bool(pod.node_name) or GPU_POLICY in pod.annotations
@@ -197,11 +180,10 @@ async def explained(
 
     def told() -> tuple[list[str], Sequence[NodeAnswer]]:
         views = None if nodes is None else [*map(shown, nodes)]
-        said = why(pod, status, resources, views, most=most, policy=policy, claims=claims)
-        slow = () if histories is None else slowness(histories, pod.namespace, pod.name, time.time(), may_see)
+        said = why(pod, status, resources, views, most=most, policy=policy, followed=followed, features=features)
         # What histories tell by another name stays, as it has the newer figures.
         squeezed = any(fact.code == "squeezed" for fact in said.facts)
-        facts = [*said.facts, *(each for each in slow if not (squeezed and each.code == "memory-full"))]
+        facts = [*said.facts, *(each for each in slow() if not (squeezed and each.code == "memory-full"))]
         waits = [f"{pod.namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
         return [*waits, *map(str, facts)], said.answers
 

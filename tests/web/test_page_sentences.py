@@ -18,11 +18,12 @@ from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD,
 from gpu_device_plugin.model.limits import CHOOSABLE
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.programs.web.page_state import ASKING, NO_NODES
+from gpu_device_plugin.report.rules.extension import Kept, SchedulingStatus
 from gpu_device_plugin.report.rules.finding import note
-from gpu_device_plugin.report.rules.node_answers import Kept, answers, what_makes_room, why_waits
-from gpu_device_plugin.report.rules.pod_causes import SchedulingStatus
+from gpu_device_plugin.report.rules.node_answers import what_makes_room, why_waits
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.common import ResourceSettings
+from tests.reporting import answers
 from tests.reports import ASKED, part, report
 from tests.views import node_view, pod_on, put_aside
 from tests.web.page_server import PageServer

@@ -10,6 +10,7 @@ from gpu_device_plugin.features.claims.contract import (
     COMPUTE,
     DRIVER,
     MEMORY,
+    RESOURCE_CLAIMS,
     TAKE_WHOLE,
     Claim,
     Consumer,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 GROUP = "resource.k8s.io"
-CLAIMS = ObjectKind("resourceclaims", group=GROUP)
+CLAIMS = ObjectKind(RESOURCE_CLAIMS, group=GROUP)
 SLICES = ObjectKind("resourceslices", group=GROUP)
 
 _MIB = 1 << 20

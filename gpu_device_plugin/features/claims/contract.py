@@ -16,6 +16,8 @@ from gpu_device_plugin.model.memory import parse_mib
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+RESOURCE_CLAIMS = "resourceclaims"
+"""The plural name of the kind in the API."""
 DRIVER = "gpu-device-plugin"
 """The name of the DRA driver, and the domain of its attributes and capacities."""
 CDI_KIND = f"{DRIVER}/claim"

@@ -25,6 +25,7 @@ from gpu_device_plugin.model.gpus import MOST_SHARES
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.report.rules.extension import ReportFeature
 from gpu_device_plugin.report.rules.finding import note, ok, warning
 from gpu_device_plugin.report.rules.held_instances import asked_instances
 from gpu_device_plugin.report.rules.printing import counted, listed
@@ -215,3 +216,19 @@ def _unfulfilled(pod: Pod, resources: Sequence[Resource], shares: Mapping[tuple[
             text = "{pod}: container {container} is guaranteed {held} units instead of {target}: {why}"
             yield note("resize-waits", text, advice, pod=name, container=size.container, held=size.held,
                        target=size.target, why=why)  # fmt: skip
+
+
+class ElasticReport(ReportFeature):
+    """Says what a pod's memory is guaranteed, and what limits it."""
+
+    def malformed(self, pod: Pod) -> Iterable[Finding]:  # noqa: D102
+        return unreadable_wishes(pod)
+
+    def placed(  # noqa: D102
+        self,
+        pod: Pod,
+        resources: Sequence[Resource],
+        node: NodeView | None,
+        positions: Sequence[int],  # noqa: ARG002
+    ) -> Iterable[Finding]:
+        return resizes(pod, resources, node)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.model.placing import Demand
-    from gpu_device_plugin.report.rules.node_view import NodeView
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
     from gpu_device_plugin.scheduler.rules.fitting import FilterFailure
     from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
@@ -155,45 +154,6 @@ def spared(pods: Pods, order: Sequence[GpuConsumer], makes_room: Callable[[Pods]
             fewer -= {pod}
     # A pod that stays shows of a GPU that it is not the unknown one of another pod, which may then stay too.
     return pods if fewer == pods else spared(fewer, order, makes_room)
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """Pods that make room if all of them end."""
-
-    pods: tuple[GpuConsumer, ...]
-    """By namespace and name."""
-    shares: int = 0
-    """The sum of their shares; an unknown whole GPU counts as the node's largest."""
-
-
-def ends_needed(ask: GpuRequest, node: NodeView) -> Ends | None:
-    """Return few pods of `node` that would have to end for `ask` to fit; None if even all of them are not enough.
-
-    Preferred are fewer, then those with less memory, then those being deleted, then less important ones.
-    """
-    memory = {pod: pod.usage.size(node.candidate.gpus.sizes) for pod in node.pods}
-
-    def fits(ended: Collection[GpuConsumer]) -> bool:
-        return unfit(ask, node.candidate.occupied(pod.usage for pod in node.pods if pod not in ended)) is None
-
-    def cost(pods: Collection[GpuConsumer]) -> tuple[object, ...]:
-        return (
-            len(pods),
-            sum(map(memory.__getitem__, pods)),
-            sum(not pod.terminating for pod in pods),
-            sorted((pod.priority for pod in pods), reverse=True),
-            sorted(map(str, pods)),
-        )
-
-    if not fits(node.pods):
-        return None
-    if fits(()):
-        return Ends(())
-    search = VictimSearch(ask, node.candidate, node.pods, cost=cost)
-    best = next(filter(fits, search.sets()), frozenset(node.pods))
-    best = spared(best, sorted(best, key=lambda pod: cost((pod,)), reverse=True), fits)
-    return Ends(tuple(sorted(best, key=str)), sum(map(memory.__getitem__, best)))
 
 
 # --- Preemption: pods of lower priority are evicted -------------------------------------------------------------------

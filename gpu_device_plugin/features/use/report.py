@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.model.contract.node_use import asked_s, exceeds, not_held, to_return, trespasses
 from gpu_device_plugin.model.limits import LimitStatus
 from gpu_device_plugin.report.rules.columns import aligned
+from gpu_device_plugin.report.rules.extension import ReportFeature
 from gpu_device_plugin.report.rules.finding import Parameter, grouped, note, ok, warning
 from gpu_device_plugin.report.rules.printing import age, container, counted, first, limit, mib
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.contract.node_use import ContainerUse, NodeReport, NodeUse
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu
     from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.rules.finding import Finding
     from gpu_device_plugin.report.rules.node_view import ExaminedNode, NodeView
 
@@ -264,3 +266,16 @@ def details(node: str, parts: Sequence[ContainerUse], say: Callable[[ContainerUs
     """Return the parameters of a finding about containers of a node; of many the first ones are told in full."""
     details = first([f"{container(part)} {say(part)}" for part in parts], separator="; ")
     return {"node": node, "containers": tuple(map(container, parts)), "details": details}
+
+
+class UseReport(ReportFeature):
+    """Says what a pod uses of its GPUs, and what its neighbours leave."""
+
+    def placed(  # noqa: D102
+        self,
+        pod: Pod,
+        resources: Sequence[Resource],  # noqa: ARG002
+        node: NodeView | None,
+        positions: Sequence[int],
+    ) -> Iterable[Finding]:
+        return () if node is None else of_pod(pod, node, positions)

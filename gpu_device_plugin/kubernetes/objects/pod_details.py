@@ -29,9 +29,8 @@ from gpu_device_plugin.model.contract.keys import (
     WISHES,
 )
 from gpu_device_plugin.model.pods import PodClaim
-from gpu_device_plugin.report.rules.pod_causes import DEFAULT_SCHEDULER, SchedulingStatus
+from gpu_device_plugin.report.rules.extension import DEFAULT_SCHEDULER, SchedulingStatus
 from gpu_device_plugin.report.rules.printing import nearest, shortened
-from gpu_device_plugin.report.rules.resource_requests import annotations_of_others
 from gpu_device_plugin.scheduler.rules.node_constraints import (
     MOST_TERMS,
     NO_TERMS,
@@ -42,10 +41,13 @@ from gpu_device_plugin.scheduler.rules.node_constraints import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
+
+    Foreign = Callable[[Iterable[str]], tuple[str, ...]]
+    """Returns those annotations that ask other systems for GPUs, a few of them."""
 
 _CHOICES = tuple(sorted({*WISHES, FRAMEWORKS, MEMORY_GUARANTEE, MEMORY_LIMIT}))
 """The annotations that owners of pods write."""
@@ -146,17 +148,19 @@ class PodObject(ApiObject):
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
 
-def pod_and_status(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, SchedulingStatus]:
+def pod_and_status(
+    raw: msgspec.Raw, resources: Iterable[Resource], foreign: Foreign = lambda _: ()
+) -> tuple[Pod, SchedulingStatus]:
     """Return one pod, with the fields that may explain its scheduling. Its environment variables are not read.
 
     Raises:
         UnreadableObjectError: `raw` is no pod.
     """
     pod, ignored = PodReader((each.name for each in resources), READ_BY_AGENT.__contains__, mig=True).read(raw)
-    return pod, scheduling_status(raw, ignored)
+    return pod, scheduling_status(raw, ignored, foreign)
 
 
-def scheduling_status(raw: msgspec.Raw, ignored: Iterable[str]) -> SchedulingStatus:
+def scheduling_status(raw: msgspec.Raw, ignored: Iterable[str], foreign: Foreign) -> SchedulingStatus:
     """Return the fields of a pod that may explain its scheduling; `ignored` has a sentence for each invalid limit.
 
     Raises:
@@ -177,7 +181,7 @@ def scheduling_status(raw: msgspec.Raw, ignored: Iterable[str]) -> SchedulingSta
         gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
         terms=spec.terms,
         ignored=(*ignored, *_misspelt(more.metadata)),
-        of_others=annotations_of_others(more.metadata.annotations or ()),
+        of_others=foreign(more.metadata.annotations or ()),
         limits=tuple(
             name
             for each in (*(spec.init_containers or ()), *(spec.containers or ()))

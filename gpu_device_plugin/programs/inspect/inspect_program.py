@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.commandline import FAILED, OK, ending, resources_in, say, show, width
 from gpu_device_plugin.features.capacity.commands import PLAN
+from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS
 from gpu_device_plugin.features.cordon.commands import CORDON, UNCORDON
 from gpu_device_plugin.features.elastic.commands import RESIZE
 from gpu_device_plugin.features.history.commands import HISTORY, INCIDENT, agents_of, history
 from gpu_device_plugin.features.history.contract import LAST_HOUR, NodeHistory
+from gpu_device_plugin.features.history.rules.slowness import histories_of, slowness
 from gpu_device_plugin.features.idle.commands import WAKE
 from gpu_device_plugin.features.learning.prices import PRICES
+from gpu_device_plugin.features.report_features import REPORT_FEATURES
 from gpu_device_plugin.kubernetes.agent_reader import AgentUnreadableError
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, reaching
@@ -48,7 +51,7 @@ from gpu_device_plugin.report.rules.columns import Line, columns
 from gpu_device_plugin.report.rules.finding import examine, exit_code, report
 from gpu_device_plugin.report.rules.node_answers import explain, explain_briefly
 from gpu_device_plugin.report.rules.terminal_tables import SORTS, Picture
-from gpu_device_plugin.report.why_pod import events_of, explained, histories_of, on_gpus
+from gpu_device_plugin.report.why_pod import events_of, explained, on_gpus
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
@@ -165,7 +168,7 @@ async def _unless_unread(read: Awaitable[T], missing: list[str]) -> T | None:
 
 async def _why(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
     namespace = arguments.namespace or access.namespace
-    pod, status = await named_pod(access, namespace, arguments.pod, resources)
+    pod, status = await named_pod(access, namespace, arguments.pod, resources, REPORT_FEATURES)
     missing: list[str] = []
     raw_events = await _unless_unread(events_of(access.client, namespace, pod.uid), missing)
     raw_nodes = await _unless_unread(access.items(NODES), missing)
@@ -189,7 +192,11 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
     views = None if found is None else found.views
     most = MOST_EXPLAINED if not arguments.all_nodes else sys.maxsize
     told, answers = await explained(
-        access.client, pod, status, resources, views, most=most, claims=claims, histories=histories
+        *(access.client, pod, status, resources, views),
+        most=most,
+        followed={} if claims is None else {RESOURCE_CLAIMS: claims},
+        features=REPORT_FEATURES,
+        slow=tuple if histories is None else lambda: slowness(histories, namespace, pod.name, time.time()),
     )
     told += [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []
     if answers and (room := width(0)) and not arguments.all_nodes:

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.commandline import OK, say, width
+from gpu_device_plugin.features.claims.report import claims_waiting, rows_claimed
 from gpu_device_plugin.features.use.report import at_a_glance
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
@@ -25,7 +26,6 @@ from gpu_device_plugin.report.rules.terminal_tables import (
     pod_rows,
     pod_table,
     rows_alone,
-    rows_claimed,
     rows_waiting,
 )
 from gpu_device_plugin.settings.knobs import UsageError
@@ -116,7 +116,7 @@ async def _pods_of(namespace: str, access: Access, resources: Sequence[Resource]
         rows = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims or ()), *waiting]
         return _table_of(rows, namespace), OK
     found = await cluster_of(raw_nodes, raw_pods, resources, access, namespace)
-    waiting = rows_waiting(found.waiting_pods, resources, found.claims_of())
+    waiting = [*rows_waiting(found.waiting_pods, resources), *claims_waiting(found.claims_of())]
     return _table_of([*pod_rows(found.views, namespace), *waiting], namespace), OK
 
 

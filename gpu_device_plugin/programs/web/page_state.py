@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS
 from gpu_device_plugin.features.history.rules.slowness import everyone
+from gpu_device_plugin.features.report_features import REPORT_FEATURES
 from gpu_device_plugin.model.contract.node_use import NodeReport
 from gpu_device_plugin.report.rules.node_answers import asked_amounts, what_makes_room, why_waits
 from gpu_device_plugin.report.rules.overview_document import node_document
@@ -170,7 +172,15 @@ def _explained(
         known = next((reasons for other, reasons in kinds if other == kind), None)
         if known is None:
             own = claims.get(each.pod.namespace, ())
-            said = why(each.pod, each.status, resources, nodes, most=1, claims=own)
+            said = why(
+                each.pod,
+                each.status,
+                resources,
+                nodes,
+                most=1,
+                followed={RESOURCE_CLAIMS: own},
+                features=REPORT_FEATURES,
+            )
             asks = said.asks or asked_amounts(each.pod, resources)
             known = Reasons(asks, why_waits(each.status, said.facts, said.answers), said.answers[:_WEIGHED])
             kinds.append((kind, known))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_device_plugin.aio.worker import Backoff
 from gpu_device_plugin.features.claims.claim_objects import ABSENT, CLAIMS, unseen
+from gpu_device_plugin.features.report_features import REPORT_FEATURES
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS
 from gpu_device_plugin.kubernetes.reflector import Reflector, ReflectorTiming
@@ -39,7 +40,7 @@ class Watched:
     def __post_init__(self, resources: Sequence[Resource]) -> None:
         self.changed = asyncio.Event()
         """Something may have changed; whoever looks at it clears it."""
-        self.cluster = FollowedCluster(resources, on_change=self._changed)
+        self.cluster = FollowedCluster(resources, REPORT_FEATURES, on_change=self._changed)
         self._serving = asyncio.Event()
         self.nodes: Reflector[FollowedNode] = Reflector(self._client, NODES, self.cluster.read_node, self.cluster.nodes)
         self.pods: Reflector[FollowedPod] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,10 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import JSON, Page, Route, Stream
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import wait_within
+from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS
 from gpu_device_plugin.features.history import contract
+from gpu_device_plugin.features.history.rules.slowness import histories_of, slowness
+from gpu_device_plugin.features.report_features import REPORT_FEATURES
 from gpu_device_plugin.kubernetes.agent_reader import AgentUnreadableError
 from gpu_device_plugin.kubernetes.client.errors import ApiError, Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import PODS, UnreadableObjectError
@@ -23,9 +27,10 @@ from gpu_device_plugin.kubernetes.objects.pod_details import event_documents, ev
 from gpu_device_plugin.programs.web.callers import ALL_NAMESPACES, CallerScope
 from gpu_device_plugin.programs.web.figures import seen_history, seen_summary
 from gpu_device_plugin.programs.web.pod_document import containers_of
+from gpu_device_plugin.report.rules.extension import foreign_annotations
 from gpu_device_plugin.report.rules.node_answers import explain
 from gpu_device_plugin.report.rules.overview_document import node_document
-from gpu_device_plugin.report.why_pod import events_of, explained, histories_of, on_gpus
+from gpu_device_plugin.report.why_pod import events_of, explained, on_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -38,8 +43,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.web.page_plans import PagePlans
     from gpu_device_plugin.programs.web.page_state import PageState
     from gpu_device_plugin.programs.web.streams import Streams
+    from gpu_device_plugin.report.rules.extension import SchedulingStatus
     from gpu_device_plugin.report.rules.node_view import NodeView
-    from gpu_device_plugin.report.rules.pod_causes import SchedulingStatus
 
 _TYPES: Mapping[str, str] = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 """The files that are served, by the end of their names."""
@@ -300,7 +305,7 @@ class PageRoutes:
         ours = self.page_state.watched.cluster.resources
         async with self.turns.turn(scope.caller.user):
             raw = msgspec.Raw(await self.client.get(PODS, name, namespace=namespace))
-            pod, status = pod_and_status(raw, ours)
+            pod, status = pod_and_status(raw, ours, foreign_annotations(REPORT_FEATURES))
             raw_events, notes = await self._events(namespace, pod.uid)
             status = replace(status, events=events(raw_events, status))
             nodes = self.page_state.readable if self.page_state.shows_nodes(scope) else None
@@ -336,12 +341,17 @@ class PageRoutes:
 
         `nodes` have all names; None: they cannot be read.
         """
+        claims = self.page_state.watched.claims_of(pod.namespace)
+        histories = await self._histories(pod, status, scope.caller.user)
+        now_s = time.time()
         told, answers = await explained(
             *(self.client, pod, status, self.page_state.watched.cluster.resources, nodes),
             most=_MOST_EXPLAINED,
-            claims=self.page_state.watched.claims_of(pod.namespace),
-            histories=await self._histories(pod, status, scope.caller.user),
-            may_see=scope.may_see,
+            followed={} if claims is None else {RESOURCE_CLAIMS: claims},
+            features=REPORT_FEATURES,
+            slow=tuple
+            if histories is None
+            else lambda: slowness(histories, pod.namespace, pod.name, now_s, scope.may_see),
             shown=scope.of,
         )
         return [*told, *explain(answers, _MOST_EXPLAINED)]

@@ -137,3 +137,8 @@ def _of_resource(resource: str, gpus: Sequence[ListedGpu], pods: Sequence[Instan
     unassigned_usage = tuple((pod, less) for pod in pods if (less := pod.asked.get(resource, 0) - number[pod.uid]) > 0)
     profile = gpus[0].instance.profile if gpus[0].instance is not None else ""
     return Instances(resource, profile, tuple(gpus), holders, unassigned_usage)
+
+
+def asked_by_profile(asked: Mapping[str, int]) -> str:
+    """Return what a pod asks for of MIG instances, as the end of a sentence."""
+    return " and ".join(f"{number} of {resource}" for resource, number in sorted(asked.items()))

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.preemption.rules import ends_needed
 from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.placing import FIT, POLICIES, Demand, Obstacle, Unplaceable, fits_kind, place
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules.columns import aligned
+from gpu_device_plugin.report.rules.extension import Kept
 from gpu_device_plugin.report.rules.finding import Finding, grouped, note
 from gpu_device_plugin.report.rules.pod_causes import refusals, scheduler_says, scheduler_silent
 from gpu_device_plugin.report.rules.printing import counted, ranges, short_uuid, shortened
@@ -24,12 +24,11 @@ from gpu_device_plugin.scheduler.rules.node_constraints import obstacles
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.features.preemption.rules import Ends
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus
     from gpu_device_plugin.report.rules.finding import Finding
-    from gpu_device_plugin.report.rules.node_view import GpuView, NodeView
-    from gpu_device_plugin.report.rules.pod_causes import SchedulingStatus
+    from gpu_device_plugin.report.rules.node_view import Ends, GpuView, NodeView
     from gpu_device_plugin.scheduler.rules.node_constraints import Terms
     from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
@@ -54,19 +53,6 @@ _NOT_ALLOWED = "not allowed by its annotations"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """The reasons other than GPUs that keep a pod from a node, as clauses about the node."""
-
-    excluded: tuple[Finding, ...] = ()
-    """Why kube-scheduler does not consider the node at all."""
-    besides: tuple[Finding, ...] = ()
-    """The other reasons."""
-
-    def __str__(self) -> str:
-        return "; ".join(map(str, (*self.excluded, *self.besides)))
-
-
-@dataclass(frozen=True, slots=True)
 class NodeAnswer:
     """One node, and whether the pod fits there."""
 
@@ -78,10 +64,12 @@ class NodeAnswer:
     learned: bool = False
     """The extender chooses among its GPUs by what it has learned of the pods that come, which is not known here."""
     ends: Ends | None = None
-    """The pods that would have to end for its GPUs to have room; None: even the end of all makes none."""
+    """The pods that would have to end for its GPUs to have room; None: not known."""
 
 
-def answers(asked: Iterable[tuple[NodeView, GpuRequest, Kept]], policy: str, most: int) -> list[NodeAnswer]:
+def answers(
+    asked: Iterable[tuple[NodeView, GpuRequest, Kept]], policy: str, most: int, features: Sequence[ReportFeature]
+) -> list[NodeAnswer]:
     """Return an answer for every node, the nearest to having room first; excluded nodes last, even with room.
 
     `asked` has with each node the demand, not empty and in shares of that node, and the reasons other than GPUs that
@@ -94,12 +82,17 @@ def answers(asked: Iterable[tuple[NodeView, GpuRequest, Kept]], policy: str, mos
         for node, ask, kept in asked
     ]
     first = sorted(found, key=lambda answer: (*_rank(answer), _lacking(answer.ask, answer.node), answer.node.name))
-    weighed = [replace(answer, ends=ends_needed(answer.ask, answer.node)) for answer in first[:weigh]]
+    weighed = [replace(answer, ends=_ends(answer, features)) for answer in first[:weigh]]
 
     def loss(answer: NodeAnswer) -> tuple[float, ...]:
-        return (inf,) if answer.ends is None else (len(answer.ends.pods), answer.ends.shares)
+        return (inf,) if not answer.ends or answer.ends.none else (len(answer.ends.pods), answer.ends.shares)
 
     return sorted(weighed, key=lambda answer: (*_rank(answer), *loss(answer))) + first[weigh:]
+
+
+def _ends(answer: NodeAnswer, features: Sequence[ReportFeature]) -> Ends | None:
+    found = (feature.ending(answer.ask, answer.node) for feature in features)
+    return next((ends for ends in found if ends is not None), None)
 
 
 def _rank(answer: NodeAnswer) -> tuple[bool, ...]:
@@ -207,9 +200,9 @@ def _block(answer: NodeAnswer, gpus: Sequence[str]) -> Iterator[str]:
     for pod, usage in node.unassigned_usage().items():
         amount = " and ".join(node.amounts(usage))
         yield f"  {pod} has {amount} on an unknown GPU, and counts on every GPU that it may be on."
-    if isinstance(answer.found, FilterFailure):
+    if isinstance(answer.found, FilterFailure) and answer.ends is not None:
         none = "Even if all its pods ended, there would be no room"
-        yield f"  {none if answer.ends is None else _room_without(node, answer.ends)}."
+        yield f"  {none if answer.ends.none else _room_without(node, answer.ends)}."
 
 
 def _gpus(answer: NodeAnswer) -> list[str]:

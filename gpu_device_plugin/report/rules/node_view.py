@@ -263,3 +263,15 @@ def sums_of(nodes: Iterable[NodeView], gpus: Mapping[str, Sequence[GpuView]] = M
         instances=len(instances),
         free_instances=sum(offer.free for node, _, offer in offers if node.takes_pods),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Pods that make room on a node if all of them end."""
+
+    pods: tuple[GpuConsumer, ...]
+    """By namespace and name."""
+    shares: int = 0
+    """The sum of their shares; an unknown whole GPU counts as the node's largest."""
+    none: bool = False
+    """Even the end of all makes no room."""

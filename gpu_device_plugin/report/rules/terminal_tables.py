@@ -6,21 +6,18 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.claims.claimed_gpus import label, taken, waits_for_ours
 from gpu_device_plugin.model.contract.keys import OVER_USE
-from gpu_device_plugin.model.contract.node_use import exceeds, not_held, to_return, trespasses
+from gpu_device_plugin.model.contract.node_use import exceeds, idle, not_held, to_return, trespasses
 from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.report.rules.columns import Layout, Line, Row, Tone, columns, fitted, table
 from gpu_device_plugin.report.rules.held_instances import asked_instances
 from gpu_device_plugin.report.rules.node_answers import asked_amounts
 from gpu_device_plugin.report.rules.node_view import sums_of
-from gpu_device_plugin.report.rules.pod_causes import asked_amount
-from gpu_device_plugin.report.rules.printing import age, counted, duration, idle, limit, place, ranges
+from gpu_device_plugin.report.rules.printing import age, counted, duration, limit, place, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.model.contract.node_use import ContainerUse
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
@@ -332,31 +329,15 @@ def rows_alone(pods: Iterable[tuple[Pod, Usage]]) -> list[PodRow]:
     return rows
 
 
-def rows_claimed(claims: Iterable[Claim]) -> list[PodRow]:
-    """Return the pods of claims of which no node is known, with what they have of GPUs that only have names."""
-    return [
-        PodRow(
-            f"{claim.namespace}/{label(claim)}",
-            device.pool,
-            "?",
-            "whole" if device.memory_mib is None else gib(device.memory_mib),
-            device.memory_mib or 0,
-            state=CLAIMS,
-        )
-        for claim in claims
-        for device in taken(claim)
-    ]
+def row_waiting(name: str, asked: str) -> PodRow:
+    """Return what waits for GPUs, ``namespace/name``, with what it asks for."""
+    return PodRow(name, "", _NOTHING, asked, 0, state="waits")
 
 
-def rows_waiting(pods: Iterable[Pod], resources: Iterable[Resource], claims: Iterable[Claim] = ()) -> list[PodRow]:
-    """Return pods without a node, and claims that wait for GPUs, with what they ask for.
-
-    Kube-scheduler names the pods of a claim only afterwards.
-    """
+def rows_waiting(pods: Iterable[Pod], resources: Iterable[Resource]) -> list[PodRow]:
+    """Return pods without a node with what they ask for."""
     names = tuple(resources)
-    asking = [(f"{pod.namespace}/{pod.name}", asked_amounts(pod, names)) for pod in pods]
-    asking += [(f"{each.namespace}/{label(each)}", asked_amount(each)) for each in claims if waits_for_ours(each)]
-    return [PodRow(name, "", _NOTHING, asked, 0, state="waits") for name, asked in asking]
+    return [row_waiting(f"{pod.namespace}/{pod.name}", asked_amounts(pod, names)) for pod in pods]
 
 
 def pod_table(rows: Iterable[PodRow], width: int) -> list[Line]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpu_device_plugin.features.claims.contract import DeviceRequest
+from gpu_device_plugin.features.claims.report import claims_waiting, rows_claimed
 from gpu_device_plugin.model.contract.nodegpus import AWAY
 from gpu_device_plugin.programs.inspect.gpushare_layout import wide
 from gpu_device_plugin.report.rules.columns import Tone
-from gpu_device_plugin.report.rules.terminal_tables import folded, pod_rows, rows_claimed, rows_waiting
+from gpu_device_plugin.report.rules.terminal_tables import folded, pod_rows
 from tests.claim_values import claim, part, serving, serving_view, whole
 from tests.reports import part as used
 from tests.reports import report
@@ -63,7 +64,7 @@ def test_claims_that_wait_have_what_they_ask_for() -> None:
         DeviceRequest("whole", "gpushare-whole"),
         DeviceRequest("nic", "nic"),
     )
-    rows = rows_waiting((), (), [claim("c", requests=wants), claim("d", requests=wants[2:]), claim("e", part(0, GIB))])
+    rows = claims_waiting([claim("c", requests=wants), claim("d", requests=wants[2:]), claim("e", part(0, GIB))])
     assert [(row.pod, row.node, row.gpu, row.given, row.state) for row in rows] == [
         ("default/claim:c", "", "-", "8 GiB of one GPU and one whole GPU", "waits")
     ]

@@ -9,7 +9,8 @@ from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.programs.inspect.gpushare_layout import summary, wide
-from gpu_device_plugin.report.rules.node_answers import Kept, answers, explain
+from gpu_device_plugin.report.rules.extension import Kept
+from gpu_device_plugin.report.rules.node_answers import explain
 from gpu_device_plugin.report.rules.node_view import sums_of
 from gpu_device_plugin.report.rules.printing import gpu_names, place
 from gpu_device_plugin.report.rules.terminal_tables import (
@@ -23,6 +24,7 @@ from gpu_device_plugin.report.rules.terminal_tables import (
 )
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from gpu_device_plugin.scheduler.rules.usage import NOTHING
+from tests.reporting import answers
 from tests.reports import part, report
 from tests.views import WHOLE, changed, mig_view, pod_on, with_instances
 

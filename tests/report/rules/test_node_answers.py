@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.report_features import REPORT_FEATURES
 from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.report.rules import node_answers
+from gpu_device_plugin.report.rules.extension import Kept
 from gpu_device_plugin.report.rules.finding import note
-from gpu_device_plugin.report.rules.node_answers import Kept, answers, describe, explain, explain_briefly
+from gpu_device_plugin.report.rules.node_answers import describe, explain, explain_briefly
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.names import MEM
+from tests.reporting import answers
 from tests.resources import RESOURCES
 from tests.views import node_view, pod_on
 
@@ -325,3 +329,10 @@ def test_where_kube_scheduler_allocates_no_room_is_promised_and_no_gpu_chosen() 
     ]
     assert "".join(lines).count("would be chosen") == 1
     assert f"a: {BY_CLAIMS}" in told(wanting(mem(4)), a, b)
+
+
+def test_without_the_feature_that_knows_nothing_is_said_of_pods_that_would_have_to_end() -> None:
+    asked = [(node_view("a", (8,), pod_on("p", {0: 8})), GpuRequest((Part(Demand(Kind.MEMORY, 4)),)), Kept())]
+    for features, said in ((REPORT_FEATURES, True), ((), False)):
+        told = "\n".join(explain(node_answers.answers(asked, "binpack", 1, features), 1))
+        assert ("There would be room if this pod ended" in told) is said

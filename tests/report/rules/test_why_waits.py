@@ -7,18 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.report.rules.extension import Kept, SchedulingStatus
 from gpu_device_plugin.report.rules.finding import note
-from gpu_device_plugin.report.rules.node_answers import (
-    Kept,
-    NodeAnswer,
-    answers,
-    asked_amounts,
-    what_makes_room,
-    why_waits,
-)
-from gpu_device_plugin.report.rules.pod_causes import SchedulingStatus
+from gpu_device_plugin.report.rules.node_answers import NodeAnswer, asked_amounts, what_makes_room, why_waits
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.common import ResourceSettings
+from tests.reporting import answers
 from tests.views import node_view, pod_on
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, TypeAlias
 
+from gpu_device_plugin.features.history.contract import gpu_path, namespace_path
 from gpu_device_plugin.features.history.rules.gpu_window import LEAST_S, RECENT_S, Held, windows
 from gpu_device_plugin.model.telemetry import BY_HEAT, SLOWING, Throttle
 from gpu_device_plugin.model.times import epoch_s
@@ -14,10 +15,11 @@ from gpu_device_plugin.report.rules.finding import Finding, Unknown, grouped, no
 from gpu_device_plugin.report.rules.printing import counted, duration, first, mib, ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.features.history.contract import NodeHistory, Series
     from gpu_device_plugin.features.history.rules.gpu_window import GpuWindow
+    from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.telemetry import GpuTelemetry
 
 Cause: TypeAlias = tuple[float, Finding]
@@ -379,3 +381,9 @@ def _nothing(seen: Sequence[GpuWindow], looked: str) -> Finding:
     text += " It kept the multiprocessors busy for {percent} % of it."
     percent = max(0, min(100, sum(busy) // len(busy)))
     return note("nothing-slows-it", text, period=period, checks=looked, percent=percent)
+
+
+async def histories_of(pod: Pod, read: Callable[[str], Awaitable[NodeHistory]]) -> list[NodeHistory]:
+    """Return the history of each GPU that a pod is or was on, with all containers on it, as its node's agent has it."""
+    positions = gpus_of(await read(namespace_path(pod.namespace)), pod.namespace, pod.name)
+    return [await read(gpu_path(position)) for position in positions]

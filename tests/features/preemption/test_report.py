@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_device_plugin.features.preemption.rules import Ends, ends_needed
+from gpu_device_plugin.features.preemption.report import ends_needed
 from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.contract.nodegpus import ListedInstance
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.report.rules.node_view import Ends
 from gpu_device_plugin.scheduler.rules.candidate import candidate
 from gpu_device_plugin.scheduler.rules.fitting import unfit
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gpu_device_plugin.features.conflicts.report import annotated_for_others, annotations_of_others, asks_for_others
 from gpu_device_plugin.model.placing import Demand
-from gpu_device_plugin.model.pods import Container, ContainerKind
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.report.rules.resource_requests import (
-    annotated_for_others,
-    annotations_of_others,
-    asks_for_others,
-    asks_for_several,
-    asks_in_mib,
-)
+from gpu_device_plugin.report.rules.pod_causes import asks_in_mib
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.findings import facts
 from tests.resources import COUNT, MEM
@@ -130,30 +124,6 @@ def test_who_asks_for_nvidias_gpus_is_told_of_instances_where_nodes_offer_them()
 def test_only_what_is_offered_is_proposed() -> None:
     (finding,) = asks_for_others(["nvidia.com/gpu"], [MEM])
     assert finding.parameters["instead"] == "aliyun.com/gpu-mem: N for N units of the memory of one GPU"
-
-
-SMALL_ONES, LARGE_ONES = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
-
-
-@pytest.mark.parametrize("others", [{"aliyun.com/gpu-mem": 2}, {"aliyun.com/gpu-count": 1}, {LARGE_ONES: 1}])
-def test_a_container_cannot_use_instances_beside_other_devices(others: dict[str, int]) -> None:
-    findings = asks_for_several([Container("main", ContainerKind.APP, 0, {SMALL_ONES: 1, **others})])
-    both = " and ".join(sorted([*others, SMALL_ONES]))
-    assert facts(findings, "container resources") == [f"several-resources container='main' resources={both}"]
-
-
-def test_a_program_may_see_only_one_of_several_instances() -> None:
-    findings = asks_for_several([Container("main", ContainerKind.APP, 0, {SMALL_ONES: 2})])
-    assert facts(findings, "number resource") == [f"several-instances number=2 resource={SMALL_ONES}"]
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [{SMALL_ONES: 1}, {SMALL_ONES: 1, LARGE_ONES: 0}, {"aliyun.com/gpu-mem": 2, "aliyun.com/gpu-count": 1}, {}],
-)
-def test_one_instance_in_a_container_is_right(limits: dict[str, int]) -> None:
-    """And that gpu-mem and gpu-count together are wrong is told elsewhere."""
-    assert list(asks_for_several([Container("main", ContainerKind.APP, 0, limits)])) == []
 
 
 def asking(amount: int, gpus: int = 1, kind: Kind = Kind.MEMORY) -> GpuRequest:

@@ -8,15 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.features.claims.contract import Device, DeviceRequest
+from gpu_device_plugin.features.claims.report import asked_by_claims, by_claim_instead, claim_causes
 from gpu_device_plugin.model.placing import Demand
-from gpu_device_plugin.model.pods import Pod, PodClaim
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod, PodClaim
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.report.rules.pod_causes import (
-    SchedulingStatus,
-    asked_by_claims,
-    by_claim_instead,
-    claim_causes,
-)
+from gpu_device_plugin.report.rules.extension import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.claim_values import (
     INSTANCES,
@@ -30,7 +26,10 @@ from tests.claim_values import (
     with_instances,
 )
 from tests.findings import facts
+from tests.names import MEM
+from tests.reporting import why
 from tests.reports import ASKED, report
+from tests.resources import RESOURCES
 from tests.views import node_view
 
 if TYPE_CHECKING:
@@ -220,3 +219,22 @@ def test_a_pod_whose_claim_waits_for_borrowed_memory_is_told_who_has_it() -> Non
     found, _ = claim_causes(pod("n1"), status(), {"c": claim("c", part(0, 4 * GIB))}, lender)
     assert "needs-lent-memory" in {finding.code for finding in found}
     assert claim_causes(pod("n2"), status(), None, lender)[0]
+
+
+def test_a_pod_that_names_a_claim_is_explained_by_it_node_by_node() -> None:
+    wants, nodes = claim("c", requests=(EIGHT,)), [*NODES.values()]
+    found = why(pod(), status(), RESOURCES, nodes, most=5, claims=[wants, replace(wants, namespace="other", name="d")])
+    assert found.asks == "8 GiB of one GPU, through ResourceClaims"
+    assert [answer.node.name for answer in found.answers] == ["n1"]
+    unread = why(pod(), status(), RESOURCES, None, most=5)
+    assert (unread.asks, facts(unread.facts, "claim"), unread.answers) == (
+        "",
+        ["claim-unknown claim=c"],
+        (),
+    )
+
+
+def test_a_pod_that_asks_by_limits_where_claims_alone_are_served_is_told_so() -> None:
+    by_limits = pod(containers=(Container("main", ContainerKind.APP, 0, {MEM: 8}),))
+    told = why(by_limits, SchedulingStatus(), RESOURCES, [*NODES.values()], most=5)
+    assert "ask-by-claim" in {fact.code for fact in told.facts}

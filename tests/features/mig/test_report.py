@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.features.mig.report import asks_for_several, held_instances, holders, instance_facts
 from gpu_device_plugin.model.contract.nodegpus import AWAY, BY_CLAIMS, NodeGpus
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.report.rules.extension import SchedulingStatus
 from gpu_device_plugin.report.rules.finding import note
-from gpu_device_plugin.report.rules.resource_requests import (
-    asked_by_profile,
-    held_instances,
-    holders,
-    instance_facts,
-)
+from gpu_device_plugin.report.rules.held_instances import asked_by_profile
 from gpu_device_plugin.scheduler.rules.candidate import candidate
 from tests.findings import facts
+from tests.names import MEM
+from tests.reporting import why
+from tests.resources import RESOURCES
 from tests.views import WHOLE, listed_instance, mig_view, node_view, with_instances
 
 if TYPE_CHECKING:
@@ -174,3 +175,36 @@ def test_a_pod_on_a_node_is_told_its_instances_or_that_they_are_not_known_yet(
     name: str, node: NodeView | None, expected: list[str]
 ) -> None:
     assert facts(held_instances(f"default/{name}", f"uid-{name}", node), "gpu instance ill") == expected
+
+
+SMALL_ONES, LARGE_ONES = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
+
+
+@pytest.mark.parametrize("others", [{"aliyun.com/gpu-mem": 2}, {"aliyun.com/gpu-count": 1}, {LARGE_ONES: 1}])
+def test_a_container_cannot_use_instances_beside_other_devices(others: dict[str, int]) -> None:
+    findings = asks_for_several([Container("main", ContainerKind.APP, 0, {SMALL_ONES: 1, **others})])
+    both = " and ".join(sorted([*others, SMALL_ONES]))
+    assert facts(findings, "container resources") == [f"several-resources container='main' resources={both}"]
+
+
+def test_a_program_may_see_only_one_of_several_instances() -> None:
+    findings = asks_for_several([Container("main", ContainerKind.APP, 0, {SMALL_ONES: 2})])
+    assert facts(findings, "number resource") == [f"several-instances number=2 resource={SMALL_ONES}"]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{SMALL_ONES: 1}, {SMALL_ONES: 1, LARGE_ONES: 0}, {"aliyun.com/gpu-mem": 2, "aliyun.com/gpu-count": 1}, {}],
+)
+def test_one_instance_in_a_container_is_right(limits: dict[str, int]) -> None:
+    """And that gpu-mem and gpu-count together are wrong is told elsewhere."""
+    assert list(asks_for_several([Container("main", ContainerKind.APP, 0, limits)])) == []
+
+
+def test_why_no_node_gives_a_pod_its_instances_is_told_first() -> None:
+    asks = Pod("u", "default", "web", containers=(Container("main", ContainerKind.APP, 0, {WHOLE: 1}),))
+    told = why(asks, SchedulingStatus(), RESOURCES, [node_view("n", (8,))], most=5)
+    assert told.asks == f"1 of {WHOLE}"
+    assert told.facts[0].code == "not-offered"
+    by_shares = replace(asks, containers=(Container("main", ContainerKind.APP, 0, {MEM: 1}),))
+    assert "not-offered" not in {fact.code for fact in why(by_shares, SchedulingStatus(), RESOURCES, [], most=5).facts}
