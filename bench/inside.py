@@ -19,6 +19,7 @@ import aiohttp
 from bench import hostile, synthetic
 from bench.policies import nodes_to_find
 from bench.scheduler import arguments
+from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES, EXTENDER_SETTINGS
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.writers.binder import PodRef
 from gpu_device_plugin.metrics import PrometheusMetrics
@@ -26,7 +27,6 @@ from gpu_device_plugin.scheduler.extender import Extender
 from gpu_device_plugin.scheduler.rules.fitting import fit
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.scheduler.rules.usage import usage_of
-from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.scheduler.contexts import binding_in
 
@@ -65,8 +65,8 @@ async def _current() -> None:
 
 async def measure(api: str, nodes: int, calls: int, percentage: int) -> dict[str, Any]:
     """Return the times of each verb, and what was asked each time."""
-    settings = Sources(ExtenderSettings, {"http": "off", "listen": "127.0.0.1:0"}, {}).read()
-    extender = Extender(settings, ClusterConfig(api))
+    settings = Sources(EXTENDER_SETTINGS, {"http": "off", "listen": "127.0.0.1:0"}, {}).read()
+    extender = Extender(settings, ClusterConfig(api), features=EXTENDER_FEATURES)
     running = asyncio.create_task(extender.run(), name="extender")
     verbs, fleet = extender.verbs, extender.fleet
     names, rng = [synthetic.node_name(node) for node in range(nodes)], random.Random(0)  # noqa: S311 - repeatable

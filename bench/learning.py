@@ -13,6 +13,7 @@ import logging
 import random
 import sys
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from bench import synthetic
@@ -23,7 +24,6 @@ from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Amounts, Kind
-from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
 from gpu_device_plugin.scheduler.rules.candidate import candidate
 from gpu_device_plugin.scheduler.rules.changes import View
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
@@ -66,10 +66,11 @@ def hostile(number: int) -> Pod:
 async def measure(node_types: int, pods: int) -> tuple[Sequence[float], Sequence[float], float]:
     """Return the times of decisions and of turns of the loop while it learns, in ms, and of all the learning, in s."""
     view = nodes(1000, node_types)
-    evaluator = NodeEvaluator(view)
-    learner = Learner(context(resources=synthetic.RESOURCES), evaluator)
+    learner = Learner(context(SimpleNamespace(now=view), resources=synthetic.RESOURCES))
+    evaluator = learner.nodes.evaluator
+    evaluator.ranker = learner.nodes
     for number in range(pods):
-        learner.observe(hostile(number))
+        learner.bound(hostile(number))
     names = list(view.candidates)
     harmless = GpuRequest((Part(Demand(Kind.MEMORY, 4)),))
     evaluator.scores(harmless, names, "fit", "fit")

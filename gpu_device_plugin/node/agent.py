@@ -28,7 +28,7 @@ from gpu_device_plugin.model.shares import SHARES
 from gpu_device_plugin.node.allocation_handler import AllocationHandler
 from gpu_device_plugin.node.configuration import Configuration, initial
 from gpu_device_plugin.node.extension import Features
-from gpu_device_plugin.node.feature_context import NodeContext, make_features
+from gpu_device_plugin.node.feature_context import NodeContext
 from gpu_device_plugin.node.node_api import NodeApi, reach_api
 from gpu_device_plugin.node.node_events import Reports
 from gpu_device_plugin.node.node_state import NodeState
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping
     from typing import Any
 
+    from gpu_device_plugin.feature_list import FeatureSpec
     from gpu_device_plugin.model.allocations import Allocation, Place
     from gpu_device_plugin.model.gauges import Gauges
     from gpu_device_plugin.model.limits import LimitState
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.node.extension import Server
-    from gpu_device_plugin.node.feature_context import FeatureSpec
     from gpu_device_plugin.node.node_cluster import NodeCluster
     from gpu_device_plugin.node.rules.node_config import NodeConfig
     from gpu_device_plugin.settings.node import NodeSettings
@@ -146,7 +146,7 @@ class NodeAgent:
             proc=proc,
             cgroups=CgroupTree(cgroups),
         )
-        make_features(features, context)
+        self.features.make(features, context, api=context.cluster is not None)
         self._further_entries = [entries for feature in self.features for entries in feature.entries()]
         """What containers hold in another way than by the kubelet's checkpoint."""
         servers = (server for feature in self.features if (server := feature.server()) is not None)

@@ -54,7 +54,7 @@ def assumed(why: str = "") -> Policy:
     return Policy(ExtenderSettings().gpu_policy, why)
 
 
-async def policy_of(client: Client) -> Policy:
+async def policy_of(client: Client, settings: type[ExtenderSettings]) -> Policy:
     """Return the policy that the extender's ConfigMap sets; the built-in one if that cannot be read.
 
     Flags and environment variables of the extender, which take precedence, are not visible here.
@@ -71,7 +71,7 @@ async def policy_of(client: Client) -> Policy:
     where = f"{found[0].metadata.namespace}/{CONFIGURATION}, {_FILE}"
     text = Text(where, (found[0].data or {}).get(_FILE, "").encode())
     try:
-        return Policy(Sources(ExtenderSettings, {}, {}).read(texts=Texts(text)).gpu_policy)
+        return Policy(Sources(settings, {}, {}).read(texts=Texts(text)).gpu_policy)
     except SettingsError as error:
         return assumed(f"the ConfigMap {CONFIGURATION} cannot be used ({error})")
 
@@ -161,18 +161,19 @@ async def explained(
     most: int,
     followed: Mapping[str, Iterable[object]],
     features: Sequence[ReportFeature],
+    settings: type[ExtenderSettings],
     slow: Callable[[], Iterable[Finding]] = tuple,
     shown: Callable[[NodeView], NodeView] = lambda node: node,
 ) -> tuple[list[str], Sequence[NodeAnswer]]:
     """Return why a pod waits, runs where it does or is slow, in sentences, and the answer of each node; see `why`.
 
-    `slow` returns why a pod that runs `on_gpus` is slow. Nodes are told of as they are `shown`. This is done beside the
-    event loop: thousands of nodes take tens of milliseconds.
+    `settings` are those of the extender with its features; `slow` returns why a pod that runs `on_gpus` is slow. Nodes
+    are told of as they are `shown`. This is done beside the event loop: thousands of nodes take tens of milliseconds.
     """
     # The pod may name a policy, and nodes of our own agent publish theirs.
     named = bool(pod.node_name) or GPU_POLICY in pod.annotations
     silent = not named and any(node.candidate.gpus.policy is None for node in nodes or ())
-    policy = await policy_of(client) if silent else None
+    policy = await policy_of(client, settings) if silent else None
 
     def told() -> tuple[list[str], Sequence[NodeAnswer]]:
         views = None if nodes is None else [*map(shown, nodes)]

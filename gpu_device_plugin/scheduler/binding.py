@@ -6,17 +6,15 @@ import asyncio
 import logging
 import math
 import re
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
-from gpu_device_plugin.features.elastic.contract import read_wish
 from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.kubernetes.writers.binder import BindError
-from gpu_device_plugin.model.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION, MEMORY_HELD, MEMORY_LIMIT
-from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION, MEMORY_HELD
 from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S
-from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, by_claims, fit, with_room_to_borrow
+from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, by_claims, fit
 from gpu_device_plugin.scheduler.rules.pod_demand import Impossible, ask
 from gpu_device_plugin.scheduler.rules.usage import promise
 
@@ -24,11 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from gpu_device_plugin.kubernetes.writers.binder import PodRef
-    from gpu_device_plugin.model.placing import Ranks
     from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Amounts
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
     from gpu_device_plugin.scheduler.rules.fitting import Fit
     from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
@@ -65,16 +60,9 @@ class Binding:
     """Binds pods within a fleet, many concurrently. The only writer of claims in it."""
 
     _context: ControllerContext
-    _followed: CapacityCache
-    _: KW_ONLY
     current: Callable[[], Awaitable[None]]
     """Returns once the fleet has the bindings of other extenders made since our last one; it raises ApiError or
     TimeoutError."""
-    ranks: Callable[[Candidate, Amounts], Ranks | None]
-    """Returns what the policy `fit` prefers on a node, for a pod that requests these amounts."""
-    before_bind: Callable[[str, PodRef], Awaitable[str]]
-    """Awaited before the API server is asked to bind a pod to a node, once the fleet counts it there; returns why the
-    pod must not be bound, or an empty text. Never raises."""
 
     def __post_init__(self) -> None:
         self._underway: dict[str, asyncio.Future[str]] = {}
@@ -137,19 +125,18 @@ class Binding:
         there = self._context.fleet.candidates.get(node)
         if there is None:
             return f"node {node} is not known to the GPU scheduler"
-        held = ""
-        if (kept := self._followed.holds.for_pod(pod, asked, (node,))) is not None:
-            held, there = kept
+        if (reserved := self._context.features.reserved(pod, asked, (node,))) is not None:
+            there = reserved.node
         if by_claims(asked, there):
             return await self._without_promise(asked, pod, ref, there)
-        found = self._promise(asked, pod, there, held)
+        found = self._promise(asked, pod, there, "" if reserved is None else reserved.uid)
         if isinstance(found, str):
             return found
         promised, wait_s = found
         why = await self._claimed(pod, ref, node, promised, wait_s)
-        if held and not why:
+        if reserved is not None and not why:
             # Until now the room counted twice. If the binding had failed, it would still be held.
-            self._followed.holds.taken(held, ref.uid)
+            reserved.taken(ref.uid)
         return why
 
     def _unbindable(self, pod: Pod, ref: PodRef, node: str) -> str | None:
@@ -198,13 +185,10 @@ class Binding:
         return {**void, **promised}, wait_s
 
     def _fit(self, asked: GpuRequest, node: Candidate, pod: Pod) -> Fit | FilterFailure:
-        found = fit(asked, node, self._context.settings().gpu_policy, self.ranks(node, pod.amounts))
-        if isinstance(found, FilterFailure) or MEMORY_LIMIT not in pod.annotations:
+        found = fit(asked, node, self._context.settings().gpu_policy, self._context.evaluator.ranks(node, pod.amounts))
+        if isinstance(found, FilterFailure):
             return found
-        wish = read_wish(pod.annotations, MEMORY_LIMIT)
-        members = [member for part in asked.parts if part.demand.kind is Kind.MEMORY for member in part.members]
-        borrows = any((wish.of(container.name) or 0) > amount for container, amount in members)
-        return with_room_to_borrow(found, asked, node, self._followed.used_mib.get(node.name, {})) if borrows else found
+        return self._context.features.prefer(found, asked, node, pod)
 
     async def _claimed(self, pod: Pod, ref: PodRef, node: str, promised: Mapping[str, str], wait_s: float = 0.0) -> str:
         # No await between the choice and this line: the next request finds the GPU claimed.
@@ -213,7 +197,7 @@ class Binding:
         again = ref.uid in self._doubts
         sent = False
         try:
-            if why := await self.before_bind(node, ref):
+            if why := await self._context.features.before_bind(node, ref):
                 return why
             if wait_s > 0:
                 await asyncio.sleep(wait_s)

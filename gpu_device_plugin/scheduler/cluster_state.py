@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
     from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 
+_UNTOUCHABLE = 1 << 31
+"""A priority above that of every pod."""
+
 
 @dataclass(frozen=True, slots=True)
 class FleetEntry:
@@ -188,6 +191,17 @@ class Fleet:
         """Return the pods that count on one node, by namespace and name."""
         node = self._nodes.get(name)
         return sorted(node.entries.values(), key=lambda e: (e.namespace, e.name, e.uid)) if node is not None else ()
+
+    def occupants(self, name: str) -> Sequence[GpuConsumer]:
+        """Return the pods that count on one node, for who chooses pods to evict; room that is held cannot be."""
+        return [
+            replace(
+                entry.occupant,
+                priority=_UNTOUCHABLE if entry.held_for else entry.priority,
+                terminating=entry.deleting or (entry.until is not None and not entry.held_for),
+            )
+            for entry in self.on_node(name)
+        ]
 
     def nodes_below(self, priority: int) -> set[str]:
         """Return the nodes on which a pod of a lower priority counts."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.kubernetes.client.api_client import Timing
 from gpu_device_plugin.kubernetes.lease import LeaseTiming
 from gpu_device_plugin.kubernetes.reflector import ReflectorTiming
+from gpu_device_plugin.kubernetes.writers.events import EventWriter
+from gpu_device_plugin.scheduler.extension import SchedulerFeatures
+from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Sequence
 
     from gpu_device_plugin.kubernetes.client.api_client import Client
     from gpu_device_plugin.kubernetes.writers.binder import Binder, BinderTiming
@@ -46,7 +50,7 @@ class ExtenderTimings:
     resize_s: float = 0.2
     """Pause between the decisions on resizes of a few pods."""
     capacity_s: float = 0.5
-    """Pause between the rounds of care for the cluster's capacity."""
+    """Pause between the rounds of the capacity controller."""
     settled_s: float = 5.0
     """How long a pod has been refused before nodes are asked for, or other pods moved, for it."""
     tick_s: float = 0.5
@@ -58,6 +62,10 @@ class ExtenderTimings:
 
 
 DEFAULT_TIMINGS = ExtenderTimings()
+
+
+async def _alone(_within_s: float = 0.0) -> Hashable | None:
+    return "alone"
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,3 +84,21 @@ class ControllerContext:
     """Returns monotonic seconds."""
     wall: Callable[[], float] = time.time
     """Returns seconds since the epoch."""
+    features: SchedulerFeatures = field(default_factory=SchedulerFeatures)
+    """Those made so far, the ones before it in the list; a feature may need only those that the list says."""
+    refused: Callable[[str], bool] = lambda _uid: False
+    """Returns whether no node that kube-scheduler has named last for a pod, by UID, had room for it."""
+    active_term: Callable[..., Awaitable[Hashable | None]] = _alone
+    """See `Readiness.active_term`. By default this extender has no replicas."""
+    catch_up: Callable[[], Awaitable[object]] = _alone
+    """See `Readiness.catch_up`."""
+
+    @cached_property
+    def events(self) -> EventWriter:
+        """What writes Events, one a second for all parts."""
+        return EventWriter(self.client, instance=self.settings().holder())
+
+    @cached_property
+    def evaluator(self) -> NodeEvaluator:
+        """What judges nodes for all parts, which share its results."""
+        return NodeEvaluator(self.fleet.now)

@@ -14,9 +14,6 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import STRANGERS, ListenError, serving_routes, written
 from gpu_device_plugin.aio.waiting import for_ever
 from gpu_device_plugin.aio.worker import Worker
-from gpu_device_plugin.features.capacity.scheduler import Capacity
-from gpu_device_plugin.features.learning.scheduler import Learner
-from gpu_device_plugin.features.sample_misses.scheduler import Nominator
 from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import SERVICE_ACCOUNT, ClusterConfig
 from gpu_device_plugin.kubernetes.lease import Lease
@@ -34,11 +31,12 @@ from gpu_device_plugin.model.contract.keys import (
 )
 from gpu_device_plugin.model.contract.promises import promises
 from gpu_device_plugin.scheduler.binding import Binding, Freshness
+from gpu_device_plugin.scheduler.cluster_follower import ClusterFollower, is_stand_in, with_brief_use
 from gpu_device_plugin.scheduler.cluster_state import Fleet, FleetEntry
 from gpu_device_plugin.scheduler.controller_context import DEFAULT_TIMINGS, ControllerContext
-from gpu_device_plugin.scheduler.extender_routes import ExtenderRoutes, Readiness
-from gpu_device_plugin.scheduler.followed_objects import READ_ON_NODES as FOLLOWED_ON_NODES
-from gpu_device_plugin.scheduler.followed_objects import CapacityCache, is_stand_in, with_brief_use
+from gpu_device_plugin.scheduler.extender_routes import ExtenderRoutes
+from gpu_device_plugin.scheduler.leader_tasks import LeaderTasks
+from gpu_device_plugin.scheduler.leadership import Readiness
 from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics
 from gpu_device_plugin.scheduler.verbs import Verbs
 from gpu_device_plugin.settings.extender import ExtenderSettings
@@ -50,11 +48,12 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpu_device_plugin.aio.http import Route
+    from gpu_device_plugin.feature_list import FeatureSpec
     from gpu_device_plugin.kubernetes.client.errors import ApiError
     from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.scheduler.controller_context import ExtenderTimings
-    from gpu_device_plugin.scheduler.extender_routes import Watches
+    from gpu_device_plugin.scheduler.leadership import Watches
     from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
     from gpu_device_plugin.settings.forms import Address
 
@@ -69,10 +68,14 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         settings: ExtenderSettings,
         config: ClusterConfig,
         *,
+        features: Iterable[FeatureSpec] = (),
         timings: ExtenderTimings = DEFAULT_TIMINGS,
         when_read: Callable[[], None] = freeze_objects,
     ) -> None:
-        """Prepare; nothing is sent before `run`. `when_read` is called once, when the cluster has been read."""
+        """Prepare an extender with these features; nothing is sent before `run`.
+
+        `when_read` is called once, when the cluster has been read.
+        """
         super().__init__(settings)
         self._when_read = when_read
         resources = settings.offered
@@ -82,13 +85,10 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             if settings.http is not None
             else m.Metrics()
         )
+        node_reader = NodeReader(names, self._reads_on_nodes)
         self._pod_reader = PodReader(names, READ_ON_PODS.__contains__, sums=True, owners=True)
         # A pod whose JSON names none of our resources asks for none.
         self._ours = tuple(f'"{name}"'.encode() for name in (*names, STAND_IN))
-        kept = READ_ON_NODES | FOLLOWED_ON_NODES | {NODE_USE}
-        # Pods that wait, or are to go elsewhere, may go where the labels of nodes allow it.
-        all_labels = settings.follows_every_pod or settings.follows_waiting_pods
-        node_reader = NodeReader(names, lambda key: all_labels or key in kept)
         self.fleet = Fleet(
             resources,
             vanished_grace_s=settings.vanished_grace_s,
@@ -104,28 +104,34 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             timing=lambda: timings.bind or BinderTiming.within(self.settings.bind_timeout_s),
         )
         self._context = context = ControllerContext(
-            self.fleet, client, binder, resources, metrics, lambda: self.settings, timings
+            self.fleet,
+            client,
+            binder,
+            resources,
+            metrics,
+            lambda: self.settings,
+            timings,
+            refused=lambda uid: self.verbs.waiting.refused(uid),  # noqa: PLW0108 - they are made later
+            active_term=lambda *within_s: self.readiness.active_term(*within_s),  # noqa: PLW0108 - they are made later
+            catch_up=lambda: self.readiness.catch_up(),  # noqa: PLW0108 - they are made later
         )
-        self._followed = followed = CapacityCache(context)
-        self.resizes = followed.resizes
+        self.features = context.features
+        follower = ClusterFollower(context)
         self._nodes: Reflector[NodeRecord] = Reflector(
             client,
             NODES,
             lambda raw: with_brief_use(node_reader.read(raw)),
-            followed.node_store,
+            follower.nodes,
             timing=timings.follow,
         )
         self._pods: Reflector[Pod | OtherPod] = Reflector(
-            client, PODS, self._read_pod, followed.pod_store, timing=timings.follow
+            client, PODS, self._read_pod, follower.pods, timing=timings.follow
         )
         self.watches: Watches = {"nodes": self._nodes, "pods": self._pods}
         """The reflectors of the cluster, by the plural of the kind."""
-        self._nominator = Nominator(context)
-        self.verbs = Verbs(context, followed, self._nominator, lambda: next(iter(self.unready()), ""))
-        self._preparing = Worker(self.verbs.evaluator.prepare)  # for the next request, as soon as the fleet changes
+        self.verbs = Verbs(context, lambda: next(iter(self.unready()), ""))
+        self._preparing = Worker(context.evaluator.prepare)  # for the next request, as soon as the fleet changes
         self.fleet.on_change = self._preparing.wake
-        self._learner = Learner(context, self.verbs.evaluator)
-        followed.observe = self._learner.observe
         self._lease = (
             Lease(
                 client,
@@ -141,21 +147,17 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         self.readiness = Readiness(context, self.watches, self._lease)
         self.unready = self.readiness.unready
         """Returns why this extender is not ready to answer the scheduler; empty if it is."""
-        self.capacity = Capacity(
-            context,
-            followed,
-            self.verbs.evaluator,
-            self.verbs.waiting.refused,
-            self.readiness,
-            catch_up=self._caught_up,
-        )
         catch_up = partial(self._pods.caught_up, timings.catch_up_s)
-        self.resizes.before_write = before_bind = self.capacity.before_bind
-        self._resize = partial(self.resizes.run, self.readiness.active_term, catch_up)
+        self.features.make(features, context)
+        rankers = (feature.ranker() for feature in self.features)
+        context.evaluator.ranker = next((ranker for ranker in rankers if ranker is not None), None)
+        keys = [feature.keys_of_nodes() for feature in self.features]
+        self._all_labels = None in keys
+        self._keys_of_nodes = (READ_ON_NODES | {NODE_USE}).union(*filter(None, keys))
+        steps = [step for feature in self.features for step in feature.leader_steps()]
+        self._leader_tasks = LeaderTasks(self.readiness.active_term, self.readiness.catch_up, steps)
         current = Freshness(catch_up, context.clock, lambda: self.readiness.term)
-        self.binding = Binding(
-            context, followed, current=current, ranks=self.verbs.evaluator.ranks, before_bind=before_bind
-        )
+        self.binding = Binding(context, current)
         self.routes = ExtenderRoutes(context, self.verbs, self.binding, self.readiness)
         self.ports: dict[str, int] = {}
         """The listening ports by setting, once open."""
@@ -191,12 +193,13 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                 tasks.create_task(self._follow_pods(), name="watch pods")
                 tasks.create_task(self.binding.resolve_doubts(), name="resolve doubts")
                 tasks.create_task(self._preparing.run(), name="prepare after changes")
-                tasks.create_task(self._learner.run(), name="learn")
                 tasks.create_task(self._tick(), name="expire vanished pods")
-                tasks.create_task(self._nominator.run(), name="nominate nodes")
-                tasks.create_task(self._resize(), name="resize pods")
-                tasks.create_task(self.capacity.run(), name="care for the capacity")
                 tasks.create_task(self._log_when_ready(), name="log when ready")
+                tasks.create_task(self._leader_tasks.run(), name="tasks of the active extender")
+                tasks.create_task(self._context.events.run(), name="write Events")
+                for feature in self.features:
+                    for task in feature.tasks():
+                        tasks.create_task(task)
                 if self._lease is not None:
                     tasks.create_task(self._lease.run(), name="elect a leader")
                     tasks.create_task(self._follow_leader(self._lease), name="follow the leader")
@@ -206,7 +209,8 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                     # Bindings in progress end before the lease is released: the next leader lists pods before it binds,
                     # and would miss a binding still in flight.
                     self.readiness.shutting_down = True
-                    await self.resizes.finished()
+                    for feature in self.features:
+                        await feature.finished()
                     await servers.aclose()
 
     async def _serve(
@@ -219,6 +223,9 @@ class Extender(ReloadingProgram[ExtenderSettings]):
 
     # --- The cluster ----------------------------------------------------------------------------------------------
 
+    def _reads_on_nodes(self, key: str) -> bool:
+        return self._all_labels or key in self._keys_of_nodes
+
     def _read_pod(self, raw: msgspec.Raw) -> Pod | OtherPod | None:
         whole = bytes(raw)
         if not any(name in whole for name in self._ours):
@@ -229,7 +236,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                 "ignoring invalid limits of a pod", extra={"pod": f"{pod.namespace}/{pod.name}", "why": ignored[0]}
             )
         if pod.containers or is_stand_in(pod):
-            return self._followed.with_facts(pod, raw)
+            return self.features.read_pod(pod, raw)
         return self._pod_reader.read_other(raw)
 
     def _unplaced(self, pod: Pod) -> None:
@@ -243,9 +250,6 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         # A pod without GPUs says something of what comes to nodes with GPUs if its node is known to be one.
         await self._nodes.wait_synced()
         await self._pods.run()
-
-    async def _caught_up(self) -> None:
-        await asyncio.gather(*(watch.caught_up(self._context.timings.catch_up_s) for watch in self.watches.values()))
 
     async def _tick(self) -> NoReturn:
         while True:
@@ -287,18 +291,13 @@ class Extender(ReloadingProgram[ExtenderSettings]):
 
     def state(self) -> ExtenderMetrics:
         """Return the state that the metrics export."""
-        return ExtenderMetrics(
+        known = ExtenderMetrics(
             leader=self.readiness.leading,
             pods=sum(not entry.held_for for entry in self.fleet.entries.values()),
             pending=len(self.fleet.pending),
             oldest_s=self.verbs.waiting.oldest_s(),
             claims=sum(entry.claimed for entry in self.fleet.entries.values()),
             in_doubt=self.binding.doubts,
-            learned=self._learner.in_force,
-            distrusted=len(self._learner.distrusted),
-            wanted=len(self.capacity.grower.latest),
-            kept=len(self.capacity.keeper.latest.stay),
-            held=len(self._followed.holds.rooms),
             watches={
                 kind: (watch.live, watch.silent_s, watch.lists, watch.unreadable)
                 for kind, watch in self.watches.items()
@@ -306,5 +305,5 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             waiting=self.verbs.waiting.counts(),
             # Of GPUs that kube-scheduler allocates we do not know which are in use.
             nodes=[node for node in self.fleet.candidates.values() if not node.gpus.claims],
-            stranded=self.verbs.evaluator.stranded(),
         )
+        return self.features.measured(known)

@@ -5,35 +5,32 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import islice, repeat
+from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.http import JSON, Page
-from gpu_device_plugin.features.preemption.rules import Preemptor, choose_on_each, where_evicting_may_help
-from gpu_device_plugin.features.sample_misses.scheduler import SMALLEST_SAMPLE
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader, UnreadableObjectError
-from gpu_device_plugin.metrics import SAMPLE_MISSES, VERDICTS
+from gpu_device_plugin.metrics import VERDICTS
 from gpu_device_plugin.model.contract.keys import READ_ON_PODS
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.scheduler import wire
-from gpu_device_plugin.scheduler.node_evaluator import UNKNOWN, NodeEvaluator
+from gpu_device_plugin.scheduler.node_evaluator import UNKNOWN
 from gpu_device_plugin.scheduler.rules.fitting import unfit
 from gpu_device_plugin.scheduler.rules.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Impossible, ask
 from gpu_device_plugin.scheduler.rules.scheduler_gauges import WaitingReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from msgspec import Raw
 
-    from gpu_device_plugin.features.sample_misses.scheduler import Nominator
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.scheduler.cluster_state import Fleet
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
-    from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
+    from gpu_device_plugin.scheduler.extension import Proposals
+    from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 
 _log = logging.getLogger(__name__)
@@ -47,11 +44,6 @@ _NO_ANSWER = (wire.UnreadableRequestError, UnreadableObjectError, _NotReadyError
 
 
 _ELSEWHERE = "the pod may already be bound to another node: the API server has not answered"
-_OUTSIDE = "none of the {} nodes of kube-scheduler's sample has room; node {}, which {}, is proposed to it"
-_UNTOUCHABLE = 1 << 31
-"""A priority above that of every pod."""
-_MOST_TO_EVICT = 16
-"""Nodes outside the sample that are compared where pods have to be evicted."""
 _MOST_STEPS = 1000
 """Of the search for room that there will be, each of some microseconds."""
 _SOON = (
@@ -126,8 +118,6 @@ class Verbs:
     """
 
     _context: ControllerContext
-    _followed: CapacityCache
-    _nominator: Nominator
     ready: Callable[[], str]
     """Returns a sentence on why the fleet is not ready to answer from; empty if it is."""
 
@@ -136,7 +126,7 @@ class Verbs:
         names = [resource.name for resource in self._context.resources]
         self._pods = PodReader(names, READ_ON_PODS.__contains__, sums=True, every=True, owners=True)
         self.waiting = WaitingObserved(fleet, self._context.wall)
-        self.evaluator = NodeEvaluator(fleet.now)
+        self._evaluator = self._context.evaluator
 
     def filter(self, body: bytes) -> bytes:
         """Return the nodes that a pod may go to, and for each other node the reason against it.
@@ -151,7 +141,8 @@ class Verbs:
             placing = wire.read_placing(args.pod)
         except _NO_ANSWER as error:
             return wire.filter_error(str(error))
-        self._nominator.asked(pod.uid, placing.constraints, args.names)
+        for feature in self._context.features:
+            feature.sampled(pod.uid, placing.constraints, args.names)
         passed: list[str] = []
         failed: dict[str, str] = {}
         unresolvable: dict[str, str] = {}
@@ -163,7 +154,7 @@ class Verbs:
             passed = [name for name in args.names if name == node]
             failed = {name: _ELSEWHERE for name in args.names if name != node}
         else:
-            verdicts = self.evaluator.verdicts(asked, args.names)
+            verdicts = self._evaluator.verdicts(asked, args.names)
             for name, why in zip(args.names, verdicts, strict=True):
                 if why is None:
                     passed.append(name)
@@ -185,8 +176,8 @@ class Verbs:
         if claim is not None and claim.claimed:
             # Its binding got no answer. Its own claim takes the room on that node, and it must not go to another.
             return claim.node
-        held = self._followed.holds.for_pod(pod, asked, names)
-        return held[1].name if held is not None else None
+        reserved = self._context.features.reserved(pod, asked, names)
+        return None if reserved is None else reserved.node.name
 
     def _refused(
         self, args: wire.ExtenderArgs, pod: Pod, placing: wire.Placing, failed: dict[str, str], final: dict[str, str]
@@ -197,8 +188,8 @@ class Verbs:
         nodes in another order each time, and retry the pod at once because of that change. The node that is nominated
         stays resolvable: the pod waits for those that were evicted there, and has no others evicted meanwhile.
         """
-        if not placing.may_preempt and self._nominator.has_nominated(pod.uid, placing.nominated_node):
-            self._nominator.withdraw(pod)
+        for feature in self._context.features:
+            feature.refused(pod, placing)
         awaited = {name: why for name, why in failed.items() if name == placing.nominated_node}
         final |= {name: why for name, why in failed.items() if name != placing.nominated_node}
         return wire.filter_result(args, [], awaited, final)
@@ -215,49 +206,16 @@ class Verbs:
             # The pod had a node, whether or not that is among the named ones.
             self.waiting.filtered(pod.uid, WaitingReason.FITS)
             return _ELSEWHERE
-        sampled = len(names) >= SMALLEST_SAMPLE
-        if sampled and (elsewhere := self._outside(names, pod, asked, placing)):
-            return elsewhere
+        sampled = len(names) >= wire.SMALLEST_SAMPLE
+        if sampled and (again := self._context.features.retry(pod, asked, placing, names)) is not None:
+            why_again, reason = again
+            self.waiting.filtered(pod.uid, reason)
+            return why_again
         if (node := self._first_with_room_soon(asked, self._fleet.candidates if sampled else failed)) is not None:
             self.waiting.filtered(pod.uid, self._reason(asked, failed))
-            (why,) = self.evaluator.verdicts(asked, [node])
+            (why,) = self._evaluator.verdicts(asked, [node])
             return f"node {node}: {'' if why is None else why.sentence}; {_SOON}"
         return ""
-
-    def _outside(self, sample: Sequence[str], pod: Pod, asked: GpuRequest, placing: wire.Placing) -> str:
-        """Nominate a node outside the sample that has room for a pod, or where evicting may make room; say so."""
-        closed = (node.name for node in self._followed.nodes.values() if node.unschedulable or not node.ready)
-        left_out = {*sample, *closed}
-        roomy = [
-            node.name
-            for node in self.evaluator.fitting(asked)
-            if node.name not in left_out
-            and not node.gpus.claims  # kube-scheduler allocates these
-            and (node.left is None or node.left.cover(pod.amounts))
-        ]
-
-        if roomy:
-            node = self._nominator.nominate(
-                pod, placing.constraints, roomy, lambda nodes: self._scores(pod, asked, nodes)
-            )
-            self._context.metrics.count(SAMPLE_MISSES, "refused" if node is None else "nominated")
-            self.waiting.filtered(pod.uid, WaitingReason.FITS)
-            return "" if node is None else _OUTSIDE.format(len(sample), node, "has room")
-        if not placing.may_preempt or placing.nominated_node:
-            return ""  # kube-scheduler has looked at the nominated node, and looks for pods to evict there now
-        candidates = self._fleet.candidates
-        others = (
-            candidates[name]
-            for name in self._fleet.nodes_below(pod.priority) - left_out
-            if name in candidates and not candidates[name].gpus.claims
-        )
-        helpful = where_evicting_may_help(Preemptor(asked, pod.priority), others, self._occupants)
-        lowest = {node.name: priority for node, priority in islice(helpful, _MOST_TO_EVICT)}
-        node = self._nominator.nominate(
-            pod, placing.constraints, list(lowest), lambda nodes: [-lowest[name] for name in nodes]
-        )
-        self.waiting.filtered(pod.uid, WaitingReason.NO_ROOM)
-        return "" if node is None else _OUTSIDE.format(len(sample), node, "may have room once other pods are evicted")
 
     def _count(self, fits: int, failed: Mapping[str, str], unresolvable: int) -> None:
         unknown = list(failed.values()).count(UNKNOWN.sentence)
@@ -272,7 +230,8 @@ class Verbs:
             return WaitingReason.NEVER_FITS
         # kube-scheduler names only nodes whose sums are sufficient now; room may be made on another node.
         if failed or not all(
-            why is not None and why.unresolvable for why in self.evaluator.verdicts(asked, list(self._fleet.candidates))
+            why is not None and why.unresolvable
+            for why in self._evaluator.verdicts(asked, list(self._fleet.candidates))
         ):
             return WaitingReason.NO_ROOM
         return WaitingReason.NEVER_FITS
@@ -288,7 +247,7 @@ class Verbs:
 
     def _scores(self, pod: Pod, asked: GpuRequest, nodes: Sequence[str]) -> Sequence[int]:
         settings = self._context.settings()
-        return self.evaluator.scores(asked, nodes, settings.node_policy, settings.gpu_policy, pod.amounts)
+        return self._evaluator.scores(asked, nodes, settings.node_policy, settings.gpu_policy, pod.amounts)
 
     def prioritize(self, body: bytes) -> bytes:
         """Return the scores of nodes for a pod, in their order; 0 where it does not fit."""
@@ -318,13 +277,14 @@ class Verbs:
         if not asked.parts:
             return wire.preemption_result(proposed)
         there = (
-            (node, self._occupants(name), frozenset(victims.uids))
+            (node, self._fleet.occupants(name), frozenset(victims.uids))
             for name, victims in proposed.items()
             if (node := self._fleet.candidates.get(name)) is not None
         )
         chosen: dict[str, wire.Victims] = {}
-        preemptor = Preemptor(asked, pod.priority, pod.requests if wire.fits_by_requests_alone(raw) else None)
-        for node, found in choose_on_each(preemptor, there):
+        requests = pod.requests if wire.fits_by_requests_alone(raw) else None
+        helpful = self._context.features.victims(pod, asked, requests, there)
+        for node, found in _as_proposed(asked, there) if helpful is None else helpful:
             victims = proposed[node.name]
             kept = [uid for uid in victims.uids if uid in found]
             # The request gives only the number of victims whose eviction violates a budget: at most those that remain.
@@ -332,16 +292,6 @@ class Verbs:
             chosen[node.name] = wire.Victims(self._by_importance(kept, found.difference(kept)), violations)
         self.waiting.preempted(pod.uid, helps=bool(chosen))
         return wire.preemption_result(chosen)
-
-    def _occupants(self, node: str) -> Sequence[GpuConsumer]:
-        return [
-            replace(
-                entry.occupant,
-                priority=_UNTOUCHABLE if entry.held_for else entry.priority,
-                terminating=entry.deleting or (entry.until is not None and not entry.held_for),
-            )
-            for entry in self._fleet.on_node(node)
-        ]
 
     def _by_importance(self, kept: Iterable[str], added: Iterable[str]) -> tuple[str, ...]:
         """Return victims in kube-scheduler's order, the most important first; `kept` are already in that order."""
@@ -384,3 +334,16 @@ class Verbs:
         _log.warning(
             "a scheduler request could not be answered", extra={"verb": verb, "why": str(error), "once_per_s": 60}
         )
+
+
+def _as_proposed(asked: GpuRequest, proposals: Proposals) -> Iterator[tuple[Candidate, frozenset[str]]]:
+    """Yield the nodes on which a pod fits once all that kube-scheduler would evict have gone, and those.
+
+    It ends early where that takes long.
+    """
+    packer = CachingPacker(asked.demands, Effort(_MOST_STEPS))
+    with suppress(TooLongError):
+        for node, occupants, victims in proposals:
+            staying = [pod.usage for pod in occupants if not pod.terminating and pod.uid not in victims]
+            if victims and unfit(asked, node.occupied(staying), packer) is None:
+                yield node, victims

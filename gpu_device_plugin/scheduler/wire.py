@@ -27,6 +27,9 @@ class UnreadableRequestError(ValueError):
 
 # --- Requests --------------------------------------------------------------------------------------------------------
 
+SMALLEST_SAMPLE = 100
+"""kube-scheduler names fewer nodes only if no others passed its plugins (minFeasibleNodesToFind, 1.27 to 1.36)."""
+
 
 @dataclass(frozen=True, slots=True)
 class ExtenderArgs:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dataclasses import Field
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Settings")
 
 ENVIRONMENT_PREFIX = "GPUSHARE_"
 PROGRAM = "gpu-device-plugin"
@@ -149,8 +150,16 @@ class Settings:
         """Yield an error for each contradiction. Whoever inherits may add more."""
         yield from ()
 
+    def of(self, kind: type[S]) -> S:
+        """Return the same settings with those of a feature.
 
-S = TypeVar("S", bound=Settings)
+        Raises:
+            LookupError: the program lacks the feature, so its settings are not known.
+        """
+        found = self if isinstance(self, kind) else None
+        if found is None:
+            raise LookupError(f"this program has no {kind.__name__}; a feature that needs them must say so in its list")
+        return found
 
 
 def knobs_of(make: type[Settings]) -> tuple[Knob, ...]:

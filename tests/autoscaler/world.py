@@ -16,9 +16,9 @@ import aiohttp
 import pytest
 
 from bench.kubeapi import shipped
+from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES, EXTENDER_SETTINGS
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.scheduler.extender import Extender
-from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests import builders
 from tests.autoscaler.buffers import CAPACITY_BUFFER
@@ -346,8 +346,9 @@ class OurExtender:
     async def start(self) -> None:
         """Start it, and wait until it knows the cluster."""
         running = Extender(
-            Sources(ExtenderSettings, flags=self._settings, environ={}).read(),
+            Sources(EXTENDER_SETTINGS, flags=self._settings, environ={}).read(),
             self._config,
+            features=EXTENDER_FEATURES,
             timings=patient(QUICK),
             when_read=lambda: None,
         )

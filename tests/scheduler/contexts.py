@@ -6,21 +6,22 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
 from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.scheduler.binding import Binding
 from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.scheduler.controller_context import ControllerContext, ExtenderTimings
-from gpu_device_plugin.scheduler.followed_objects import CapacityCache
-from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.settings.sources import Sources
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from gpu_device_plugin.kubernetes.writers.binder import PodRef
     from gpu_device_plugin.model.resources import Resource
 
-BINPACK = ExtenderSettings(gpu_policy="binpack", node_policy="binpack", grow="auto", bind_timeout_s=60.0)
+BINPACK: Any = Sources(
+    EXTENDER_SETTINGS, {"gpu_policy": "binpack", "node_policy": "binpack", "grow": "auto", "bind_timeout": "60s"}, {}
+).read()
 
 
 def context(
@@ -30,7 +31,7 @@ def context(
     binder: Any = None,
     metrics: Metrics | None = None,
     resources: Sequence[Resource] = RESOURCES,
-    settings: Callable[[], ExtenderSettings] = lambda: BINPACK,
+    settings: Callable[[], Any] = lambda: BINPACK,
     clock: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,
     **timings: Any,
@@ -51,10 +52,4 @@ def context(
 
 def binding_in(parts: ControllerContext, current: Callable[[], Awaitable[None]]) -> Binding:
     """Return what binds pods where nothing is learned, no node is kept, and no room is held."""
-
-    async def before_bind(_node: str, _pod: PodRef) -> str:
-        return ""
-
-    return Binding(
-        parts, CapacityCache(parts), current=current, ranks=lambda _node, _amounts: None, before_bind=before_bind
-    )
+    return Binding(parts, current)

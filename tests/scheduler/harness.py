@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
+from gpu_device_plugin.feature_list import settings_of
+from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES
 from gpu_device_plugin.kubernetes.client.api_client import Timing
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.lease import LeaseTiming
@@ -29,8 +31,9 @@ from tests.patience import eventually, stretched
 from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
+    from gpu_device_plugin.feature_list import FeatureSpec
     from tests.cluster_double.troubles import Trouble
     from tests.scheduler_double.scheduler import Outcome
 
@@ -138,6 +141,8 @@ class ExtenderWorld:
     running: list[Running] = field(default_factory=list)
     changed: set[str] = field(default_factory=set)
     """Nodes whose GPUs are others than those on which pods were placed."""
+    features: Sequence[FeatureSpec] = EXTENDER_FEATURES
+    """Those of the extenders."""
 
     # Extenders
 
@@ -149,10 +154,12 @@ class ExtenderWorld:
 
     async def launch(self, *, token: str = "", url: str = "", **changed: str) -> Running:
         """Start an extender, and wait until it listens."""
-        settings = Sources(ExtenderSettings, flags=self.settings | changed, environ={}).read()
+        settings = Sources(
+            settings_of(self.features, ExtenderSettings), flags=self.settings | changed, environ={}
+        ).read()
         config = ClusterConfig(url or self.api.url, token=token)
         # What is kept for good here would be kept through all other tests.
-        extender = Extender(settings, config, timings=self.timings, when_read=lambda: None)
+        extender = Extender(settings, config, features=self.features, timings=self.timings, when_read=lambda: None)
         running = Running(extender, asyncio.create_task(extender.run()), "https" if settings.tls_cert else "http")
         self.running.append(running)
         await self.until(lambda: "listen" in extender.ports)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.features.capacity.scheduler import Capacity
 from tests import builders
 from tests.builders import container
 from tests.cluster_double.troubles import Answer, Slow
@@ -584,7 +585,7 @@ async def test_e1_e2_a_storm_of_deletions_while_people_look_harms_nobody() -> No
             w.pod(f"p{n}", mem=1, node="a", annotations={ALLOCATION: json.dumps({"0": {str(n // 8): 1}})})
         await w.start()
         # A list that it may read to catch up shows of a pod that is gone by then not that it had ended before.
-        await w.until(lambda: w.only.extender.capacity._term is not None)
+        await w.until(lambda: w.only.extender.features.of(Capacity)._term is not None)
         assert w.only.free("a") == [0] * 50
 
         async def look() -> None:

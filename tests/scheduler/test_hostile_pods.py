@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bench.hostile import CLEARLY_REFUSED, PODS, pod
-from gpu_device_plugin.features.sample_misses.scheduler import Nominator
+from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
 from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.model.contract.keys import (
@@ -34,7 +34,6 @@ from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.matching import Call
 from gpu_device_plugin.node.waiting_pods import WaitingPods
 from gpu_device_plugin.scheduler.cluster_state import Fleet
-from gpu_device_plugin.scheduler.followed_objects import CapacityCache
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 from gpu_device_plugin.scheduler.rules.fitting import fit
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
@@ -87,8 +86,9 @@ FLEET = _fleet()
 def extender() -> Verbs:
     """Return an extender that remembers nothing of pods yet."""
     parts = context(FLEET)
-    verbs = Verbs(parts, CapacityCache(parts), Nominator(parts), lambda: "")
-    verbs.evaluator.prepare()
+    parts.features.make(EXTENDER_FEATURES, parts)
+    verbs = Verbs(parts, lambda: "")
+    parts.evaluator.prepare()
     return verbs
 
 

@@ -20,8 +20,8 @@ import aiohttp
 import pytest
 
 from gpu_device_plugin import __version__
+from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
 from gpu_device_plugin.programs.extender.extender_program import main
-from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.sources import Sources
@@ -73,7 +73,7 @@ async def test_without_an_address_for_them_there_are_none() -> None:
 
 
 async def test_e16_nobody_from_elsewhere_reaches_the_verbs_unless_told_so() -> None:
-    assert Sources(ExtenderSettings, {}, {}).read().listen.host == "127.0.0.1"
+    assert Sources(EXTENDER_SETTINGS, {}, {}).read().listen.host == "127.0.0.1"
     async with world(listen="0.0.0.0:0") as w:
         await w.start()
         assert any("every client that reaches this address can bind pods" in line for line in w.logs)
@@ -84,14 +84,14 @@ def test_an_address_that_is_taken_is_one_sentence_about_its_setting(setting: str
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         flags = {setting: address, "api": "http://127.0.0.1:1", **other}
-        sources = Sources(ExtenderSettings, flags, {})
+        sources = Sources(EXTENDER_SETTINGS, flags, {})
         with pytest.raises(UsageError) as caught:
             main(sources, sources.texts(), sources.read())
     assert str(caught.value).startswith(f"{setting}: cannot listen on {address}: another program listens there already")
     assert str(caught.value).count(address) == 1
 
 
-class Failing(ExtenderSettings):
+class Failing(EXTENDER_SETTINGS):  # type: ignore[valid-type,misc]
     """Settings at which the system fails."""
 
     @property
@@ -101,7 +101,7 @@ class Failing(ExtenderSettings):
 
 def test_an_error_of_the_system_is_no_misuse_and_its_cause_is_told(caplog: pytest.LogCaptureFixture) -> None:
     settings = Failing(listen=Address("127.0.0.1", 0), http=None, api="http://127.0.0.1:1")
-    sources = Sources(ExtenderSettings, {}, {})
+    sources = Sources(EXTENDER_SETTINGS, {}, {})
     assert main(sources, sources.texts(), settings) == 1
     (record,) = (each for each in caplog.records if each.levelno == logging.CRITICAL)
     assert record.getMessage() == "exits for a restart"
@@ -229,7 +229,7 @@ async def test_settings_that_are_read_again_take_effect() -> None:
         w.pod("p", mem=1)
         await w.schedule()
         w.only.extender.reload(
-            Sources(ExtenderSettings, w.settings | {"gpu_policy": "spread", "vanished_grace": "0s"}, {}).read()
+            Sources(EXTENDER_SETTINGS, w.settings | {"gpu_policy": "spread", "vanished_grace": "0s"}, {}).read()
         )
         w.pod("q", mem=1)
         await w.schedule()

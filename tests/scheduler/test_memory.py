@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from bench import hostile
+from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
+from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES, EXTENDER_SETTINGS
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
 from gpu_device_plugin.model.contract.keys import (
@@ -28,10 +30,8 @@ from gpu_device_plugin.model.contract.keys import (
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.report.followed_cluster import FollowedCluster
 from gpu_device_plugin.scheduler.extender import Extender
-from gpu_device_plugin.scheduler.followed_objects import CapacityCache
 from gpu_device_plugin.scheduler.rules.pod_demand import Impossible, ask
 from gpu_device_plugin.settings.common import ResourceSettings
-from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests import builders
 from tests.builders import GPU_MEM
@@ -77,8 +77,8 @@ def each_kib(put: Callable[[msgspec.Raw], object], pods: Iterator[Json]) -> floa
 
 def extender(**settings: str) -> Callable[[msgspec.Raw], object]:
     """Return what has an extender learn of a pod."""
-    read_settings = Sources(ExtenderSettings, flags={"listen": "127.0.0.1:0", **settings}, environ={}).read()
-    made = Extender(read_settings, ClusterConfig("http://127.0.0.1:1"))
+    read_settings = Sources(EXTENDER_SETTINGS, flags={"listen": "127.0.0.1:0", **settings}, environ={}).read()
+    made = Extender(read_settings, ClusterConfig("http://127.0.0.1:1"), features=EXTENDER_FEATURES)
     store = made._pods._store
 
     def put(raw: msgspec.Raw) -> None:

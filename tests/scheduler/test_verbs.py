@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from gpu_device_plugin.features.sample_misses.scheduler import Nominator
+from gpu_device_plugin.features.preemption.scheduler import Preemption
+from gpu_device_plugin.features.sample_misses.scheduler import Nominator, SampleMisses
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
 from gpu_device_plugin.metrics import VERDICTS, Count, Metrics
 from gpu_device_plugin.model.contract.keys import ALLOCATION, IDX, NODE_GPUS, POD
 from gpu_device_plugin.scheduler.cluster_state import Fleet
-from gpu_device_plugin.scheduler.followed_objects import CapacityCache
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 from gpu_device_plugin.scheduler.verbs import Verbs
 from tests.builders import GPU_COUNT, GPU_MEM, Json, container, pod
@@ -70,8 +70,11 @@ class World:
             settings=lambda: replace(BINPACK, node_policy=self.node_policy, gpu_policy=self.gpu_policy),
         )
         waiting = cast("Fleet", SimpleNamespace(pending={"u-new"}))
-        self.nominator = Nominator(replace(parts, fleet=waiting))
-        self.verbs = Verbs(parts, CapacityCache(parts), self.nominator, lambda: self.why_not_ready)
+        self.missed = SampleMisses(parts)
+        self.nominator = self.missed.nominator = Nominator(replace(parts, fleet=waiting))
+        parts.features.add(Preemption(parts))
+        parts.features.add(self.missed)
+        self.verbs = Verbs(parts, lambda: self.why_not_ready)
 
     def node(self, name: str, *shares: int, labels: Mapping[str, str] | None = None, **more: Any) -> World:
         """Add a node whose agent says that its GPUs have so many shares of 1 GiB."""

@@ -22,9 +22,9 @@ from gpu_device_plugin.model.contract.keys import STAND_IN, STARTUP_TAINT
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
     from gpu_device_plugin.features.capacity.rules.node_requests import Wanted
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
 
     Templates = Mapping[str, dict[str, Any]]
 
@@ -177,8 +177,8 @@ class Autoscaler:
 
     # --- Nodes --------------------------------------------------------------------------------------------------------
 
-    async def open(self) -> None:
-        """Remove `STARTUP_TAINT` from nodes whose kubelets offer GPUs. Raises ApiError."""
+    async def remove_startup_taints(self) -> None:
+        """Open new nodes to pods: remove `STARTUP_TAINT` from nodes whose kubelets offer GPUs. Raises ApiError."""
         candidates = self._context.fleet.candidates
         for node in tuple(self._followed.unsettled.values()):
             there = candidates.get(node.name)

@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.aio.turns import in_turns
 from gpu_device_plugin.aio.waiting import last_of
+from gpu_device_plugin.features.capacity.capacity_cache import replaceable
 from gpu_device_plugin.features.capacity.rules.node_kinds import NodeKind, lasting, likely_labels, needed, unlike
 from gpu_device_plugin.features.capacity.rules.node_requests import PRIORITY, Asker, Attempts, Wanted, common_terms
+from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.kubernetes.writers.events import EventSubject
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.scheduler.followed_objects import replaceable
 from gpu_device_plugin.scheduler.rules.node_constraints import obstacles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
     from gpu_device_plugin.features.capacity.known_kinds import KnownKinds
     from gpu_device_plugin.features.capacity.rules.node_kinds import Needs
     from gpu_device_plugin.features.capacity.waiters import Waiter, Waiters
-    from gpu_device_plugin.kubernetes.writers.events import EventWriter
     from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
     from gpu_device_plugin.scheduler.rules.node_constraints import Terms
 
     _Node: TypeAlias = tuple[Wanted, Sequence[Waiter]]
@@ -61,7 +61,6 @@ class Grower:
     _followed: CapacityCache
     _kinds: KnownKinds
     _waiters: Waiters
-    _events: EventWriter
     latest: Sequence[Wanted] = field(default=(), init=False)
     """The latest result."""
 
@@ -76,7 +75,7 @@ class Grower:
 
     @property
     def _node_start_s(self) -> float:
-        return self._context.settings().node_start_s
+        return self._context.settings().of(CapacitySettings).node_start_s
 
     async def wanted(self) -> Sequence[Wanted]:
         """Return the new nodes that are wanted. Raises ApiError."""
@@ -207,7 +206,7 @@ class Grower:
             return
         note = f"node {node} came for it, {why}; for pods of its controller no node is asked for until {rfc3339(until)}"
         about = EventSubject("Pod", pod.name, pod.namespace, pod.uid)
-        self._events.post(about, reason="GPUNodeDidNotHelp", note=note, action="Grow", warning=True)
+        self._context.events.post(about, reason="GPUNodeDidNotHelp", note=note, action="Grow", warning=True)
         _log.warning("a new node did not help", extra={"pod": str(waiter), "why": note})
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpu_device_plugin.features.capacity.rules.node_kinds import NodeKind, kind_of, lasting
+from gpu_device_plugin.features.learning.node_scores import NodeTypes
 from gpu_device_plugin.features.learning.rules.marginal_value import shape_of
 from gpu_device_plugin.kubernetes.client.errors import ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind
@@ -23,9 +24,8 @@ from gpu_device_plugin.scheduler.rules.candidate import candidate
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
-    from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
 
 _log = logging.getLogger(__name__)
 
@@ -52,10 +52,10 @@ class KnownKinds:
 
     _context: ControllerContext
     _followed: CapacityCache
-    _judge: NodeEvaluator
     namespace: str
 
     def __post_init__(self) -> None:
+        self._types = NodeTypes(self._context.evaluator.rows)
         self._kept: dict[str, str] | None = None
         """By `NodeKind.key`, the JSON of the kinds that are remembered; None: it is to be read."""
         self._written = True
@@ -81,7 +81,7 @@ class KnownKinds:
 
     async def _there(self, labels: frozenset[str]) -> Sequence[NodeKind]:
         followed = self._followed.nodes
-        state = labels, self._followed.changes, dict(self._judge.node_types())
+        state = labels, self._followed.changes, self._types.count()
         if self._found is not None and self._found[0] == state:
             return self._found[1]
         found: dict[object, NodeKind] = {}

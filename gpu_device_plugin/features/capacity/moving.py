@@ -17,9 +17,11 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.turns import in_turns
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind, AuditRecord
+from gpu_device_plugin.features.capacity.capacity_cache import replaceable
 from gpu_device_plugin.features.capacity.contract import Destination, HeldRoom, read_destination
 from gpu_device_plugin.features.capacity.rules.movable import Fits, PlannedNode, PlannedPod, UnmovableReason
 from gpu_device_plugin.features.capacity.rules.plans import planning
+from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.kubernetes.client.errors import (
     ApiError,
     ConflictError,
@@ -30,7 +32,6 @@ from gpu_device_plugin.kubernetes.client.errors import (
 from gpu_device_plugin.kubernetes.objects.decoding import PODS
 from gpu_device_plugin.kubernetes.writers.evictions import EvictionOutcome, evict
 from gpu_device_plugin.model.contract.keys import MOVE_REFUSED, MOVE_TO, MalformedAnnotationError
-from gpu_device_plugin.scheduler.followed_objects import replaceable
 from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, fit
 from gpu_device_plugin.scheduler.rules.node_constraints import NO_TERMS, NOWHERE, obstacles
 from gpu_device_plugin.scheduler.rules.pod_demand import Impossible, ask
@@ -38,12 +39,12 @@ from gpu_device_plugin.scheduler.rules.pod_demand import Impossible, ask
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
     from gpu_device_plugin.features.capacity.rules.movable import Move, Residents
     from gpu_device_plugin.features.capacity.waiters import Waiter, Waiters
     from gpu_device_plugin.model.pods import Owner, Pod
     from gpu_device_plugin.scheduler.cluster_state import FleetEntry
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
     Shares = tuple[tuple[int, int], ...]
@@ -197,7 +198,7 @@ class Mover:
         if there.left is not None and pod.node_name != name and not there.left.cover(pod.amounts):
             return f"node {name} has too little CPU or memory left"
         if why:
-            return f"its own terms, or the node's taints, keep it from node {name}"
+            return f"node affinity, selector or taints exclude node {name}"
         return there
 
     async def _hold(self, pod: Pod, owner: Owner, node: str, shares: Shares) -> str:
@@ -281,7 +282,7 @@ class Rebalancer:
 
     async def may_plan(self) -> bool:
         """Take the next step of a plan, or return whether another one may be made. Raises ApiError."""
-        if not self._context.settings().rebalance:
+        if not self._context.settings().of(CapacitySettings).rebalance:
             return False
         if self._under_way in self._followed.holds.rooms:  # its replacement is not bound yet
             if self._context.clock() - self._evicted_at[-1] < self.patience_s:
@@ -303,7 +304,7 @@ class Rebalancer:
         begin = self._context.clock() - _HOUR_S
         while self._evicted_at and self._evicted_at[0] <= begin:
             self._evicted_at.popleft()
-        return self._context.settings().rebalance - len(self._evicted_at)
+        return self._context.settings().of(CapacitySettings).rebalance - len(self._evicted_at)
 
     async def _next(self) -> None:
         move = self._moves.popleft()

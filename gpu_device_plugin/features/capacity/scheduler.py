@@ -1,32 +1,35 @@
-"""Run the care for the cluster's capacity while this extender is the active one."""
+"""The capacity controller: what the active extender does so that pods have nodes, and nodes pods."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.features.capacity.autoscaler import Autoscaler
+from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
 from gpu_device_plugin.features.capacity.growing import Grower
 from gpu_device_plugin.features.capacity.keeping import Keeper
 from gpu_device_plugin.features.capacity.known_kinds import KnownKinds
 from gpu_device_plugin.features.capacity.moving import MANIFEST, Mover, Rebalancer
+from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.features.capacity.waiters import Waiters
-from gpu_device_plugin.features.idle.scheduler import IdleActions
 from gpu_device_plugin.kubernetes.client.config import SERVICE_ACCOUNT
-from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
-from gpu_device_plugin.kubernetes.writers.events import EventWriter
+from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.scheduler.extension import Reserved, SchedulerFeature
+from gpu_device_plugin.scheduler.leader_tasks import LeaderStep
 from gpu_device_plugin.settings.common import own_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable
+    from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 
+    from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.extender_routes import Readiness
-    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
-    from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
+    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
+    from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics
 
 T = TypeVar("T")
 
@@ -41,38 +44,22 @@ _KEEP_S = 2.0
 """Timeout of marking nodes before a pod is bound."""
 
 
-class Capacity:
+class Capacity(SchedulerFeature):
     """Does one thing after the other, so that none of them meets the half-done work of another."""
 
-    def __init__(
-        self,
-        context: ControllerContext,
-        followed: CapacityCache,
-        evaluator: NodeEvaluator,
-        refused: Callable[[str], bool],
-        readiness: Readiness,
-        *,
-        catch_up: Callable[[], Awaitable[None]],
-    ) -> None:
-        """Prepare to do it.
-
-        `catch_up` returns once all that other extenders have done is known, of pods and of nodes; it raises ApiError or
-        TimeoutError.
-        """
+    def __init__(self, context: ControllerContext) -> None:
+        """Prepare to do it."""
         self._context = context
-        self._followed = followed
-        self._readiness = readiness
-        self._catch_up = catch_up
-        self._events = EventWriter(context.client, instance=context.settings().holder())
+        self.cache = cache = CapacityCache(context)
+        context.features.add(cache)
         namespace = own_namespace(SERVICE_ACCOUNT, "kube-system")
-        waiters = Waiters(context, followed, evaluator, refused)
-        self.mover = Mover(context, followed, self.before_bind)
-        self.keeper = Keeper(context, followed)
-        self.rebalancer = Rebalancer(context, followed, self.mover, waiters)
-        self.idle = IdleActions(context, followed, self._events)
-        self._kinds = KnownKinds(context, followed, evaluator, namespace)
-        self.grower = Grower(context, followed, self._kinds, waiters, self._events)
-        self._autoscaler = Autoscaler(context, followed, namespace)
+        waiters = Waiters(context, cache)
+        self.mover = Mover(context, cache, self.before_bind)
+        self.keeper = Keeper(context, cache)
+        self.rebalancer = Rebalancer(context, cache, self.mover, waiters)
+        self._kinds = KnownKinds(context, cache, namespace)
+        self.grower = Grower(context, cache, self._kinds, waiters)
+        self._autoscaler = Autoscaler(context, cache, namespace)
         self._term: Hashable | None = None
         self._marked: Observable[Hashable | None] = Observable(None)
         """The term for which it has been decided which nodes may go, or tried to."""
@@ -81,62 +68,46 @@ class Capacity:
         self._rested_at: dict[str, float] = {}
         """By name of a step, when it may be taken again, monotonic seconds."""
 
-    async def run(self) -> NoReturn:
-        """Take care. Ends only by cancellation."""
-        await together(self._rounds(), self._events.run())
+    def reserved(self, pod: Pod, asked: GpuRequest, nodes: Sequence[str]) -> Reserved | None:  # noqa: D102
+        holds = self.cache.holds
+        held = holds.for_pod(pod, asked, nodes)
+        return None if held is None else Reserved(*held, partial(holds.taken, held[0]))
 
-    async def _rounds(self) -> NoReturn:
-        while True:
-            try:
-                if await self._leads():
-                    for step in (
-                        self._autoscaler.open,
-                        self._shelter,
-                        self._keep,
-                        self.mover.obey,
-                        self._rebalance,
-                        self.idle.look,
-                        self._grow,
-                    ):
-                        await self._done(step)
-            except (ApiError, TimeoutError) as error:
-                _told(error)
-            await asyncio.sleep(self._context.timings.capacity_s)
+    def measured(self, metrics: ExtenderMetrics) -> ExtenderMetrics:  # noqa: D102
+        stay = self.keeper.latest.stay
+        return replace(metrics, wanted=len(self.grower.latest), kept=len(stay), held=len(self.cache.holds.rooms))
 
-    async def _leads(self) -> bool:
-        """Return whether this extender is the active one, and knows what others have done. Raises ApiError."""
-        term = await self._readiness.active_term()
-        if term is not None and term != self._term:
-            await self._catch_up()
-            self._followed.holds.forget()
-            self._autoscaler.forget()
-            self.idle.forget()
-            self.rebalancer.forget()
-            self.keeper.forget()
-            self._rested_at.clear()
-            self._decided = None
-            self._kinds.forget()
+    def leader_steps(self) -> Iterable[LeaderStep]:  # noqa: D102
+        step = partial(
+            LeaderStep,
+            "capacity controller",
+            pause_s=self._context.timings.capacity_s,
+            waits="the capacity controller failed; retrying",
+            manifest=MANIFEST,
+        )
+        yield step(self._autoscaler.remove_startup_taints, self._forget)
+        for run in self._shelter, self._keep, self.mover.obey, self._rebalance, self._grow:
+            yield step(run)
+
+    def _forget(self, term: Hashable) -> None:
         self._term = term
-        return term is not None
-
-    async def _done(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Take one step, whose failure keeps none of the others."""
-        try:
-            await step()
-        except ApiError as error:
-            _told(error)
-        except Exception:  # noqa: BLE001 - whatever is wrong here, pods have to be scheduled
-            _log.exception("a step of the care for the cluster's capacity failed", extra={"once_per_s": 60})
+        self.cache.holds.forget()
+        self._autoscaler.forget()
+        self.rebalancer.forget()
+        self.keeper.forget()
+        self._rested_at.clear()
+        self._decided = None
+        self._kinds.forget()
 
     async def _shelter(self) -> None:
-        self._followed.holds.expire()
-        self._followed.holds.release()
-        if self._context.settings().keep_nodes:
+        self.cache.holds.expire()
+        self.cache.holds.release()
+        if self._context.settings().of(CapacitySettings).keep_nodes:
             await self.keeper.reserve_for_drain(self.mover.moving)
-        await self._followed.holds.write()
+        await self.cache.holds.write()
 
     async def _grow(self) -> None:
-        how = self._context.settings().grow
+        how = self._context.settings().of(CapacitySettings).grow
         if how != "off":
             # The time of the API's answers does not count: what is wanted no longer has to go soon.
             wanted = await self._resting("grow", self.grower.wanted)
@@ -151,11 +122,11 @@ class Capacity:
 
     async def _keep(self) -> None:
         before = 0 if self._decided is None else self._decided[0]
-        state = self._context.fleet.now.changed_since(before)[0], self._followed.changes
+        state = self._context.fleet.now.changed_since(before)[0], self.cache.changes
         try:
             if state == self._decided:
                 return
-            if not self._context.settings().keep_nodes:
+            if not self._context.settings().of(CapacitySettings).keep_nodes:
                 done = await self.keeper.release()
             else:
                 # The time of the API's answers does not count here either.
@@ -172,12 +143,12 @@ class Capacity:
         Return an empty text, or why the pod must not come: pods that leave their node need its room. Never raises:
         where nodes cannot be marked within `_KEEP_S`, scheduling goes first.
         """
-        if not self._context.settings().keep_nodes:
+        if not self._context.settings().of(CapacitySettings).keep_nodes:
             return ""
         try:
             async with asyncio.timeout(_KEEP_S):
                 # What was read before the scheduler asked for a binding may be older than its Lease.
-                term = await self._readiness.active_term() or await self._readiness.active_term(within_s=0.0)
+                term = await self._context.active_term() or await self._context.active_term(0.0)
                 if term is None:
                     return ""
                 await self._marked.wait_until(lambda marked: marked == term)
@@ -199,8 +170,3 @@ class Capacity:
         finally:
             now = self._context.clock()
             self._rested_at[name] = now + _REST * (now - began)
-
-
-def _told(error: Exception) -> None:
-    hint = f"; apply {MANIFEST}" if isinstance(error, ForbiddenError) else ""
-    _log.warning("the care for the cluster's capacity waits", extra={"why": f"{error}{hint}", "once_per_s": 60})

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.capacity.rules.movable import other_resources
 from gpu_device_plugin.features.capacity.rules.node_kinds import Needs
+from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.scheduler.rules.pod_demand import Impossible, ask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
-    from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
 
 
 _NEW_S = 60.0
@@ -42,13 +42,10 @@ class Waiters:
 
     _context: ControllerContext
     _followed: CapacityCache
-    _judge: NodeEvaluator
-    _refused: Callable[[str], bool]
-    """Returns whether none of the nodes that kube-scheduler has named for a pod had room, by its UID."""
 
     def new_since(self) -> float:
         """Return after when a node was made that is new, seconds since the epoch."""
-        return self._context.wall() - min(_NEW_S, self._context.settings().node_start_s)
+        return self._context.wall() - min(_NEW_S, self._context.settings().of(CapacitySettings).node_start_s)
 
     def unschedulable(self) -> Sequence[Waiter]:
         """Return the pods that have been unschedulable for `settled_s`; none whose demand no node can ever meet."""
@@ -89,7 +86,7 @@ class Waiters:
                 rooms[owner] -= 1
                 continue
             # Affinity to pods is for kube-scheduler to judge: if it found no room, only nodes it has not tried count.
-            only_new = followed.facts(each.pod.uid).neighbours and self._refused(each.pod.uid)
+            only_new = followed.facts(each.pod.uid).neighbours and self._context.refused(each.pod.uid)
             key = each.needs, only_new
             if key not in known:
                 allowed = residents.allowed(each.needs.terms)
@@ -106,7 +103,7 @@ class Waiters:
         """Return whether one of the nodes that a pod may go to has room for it."""
         nodes, followed = self._context.fleet.candidates, self._followed.nodes
         names = [name for name in allowed if name in nodes and needs.others <= followed[name].others]
-        verdicts = self._judge.verdicts(needs.ask, names)
+        verdicts = self._context.evaluator.verdicts(needs.ask, names)
         return any(
             why is None and ((left := nodes[name].left) is None or left.cover(needs.amounts))
             for name, why in zip(names, verdicts, strict=True)

@@ -5,29 +5,41 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, MemoryRequests, PodGuarantees, read_wish
+from gpu_device_plugin.features.elastic.contract import (
+    IN_CONTAINER,
+    MemoryRequests,
+    PodGuarantees,
+    is_elastic,
+    read_wish,
+)
 from gpu_device_plugin.features.elastic.rules.promising import sizes
-from gpu_device_plugin.model.contract.keys import ELASTIC, MEMORY_GUARANTEE, MEMORY_LIMIT, MEMORY_PROMISED, PLACES
+from gpu_device_plugin.model.contract.keys import (
+    ELASTIC,
+    MEMORY_GUARANTEE,
+    MEMORY_LIMIT,
+    MEMORY_PROMISED,
+    PLACES,
+    RESIZE_BOUND,
+)
 from gpu_device_plugin.model.gpus import MOST_SHARES
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import ContainerKind
-from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.report.rules.extension import ReportFeature
-from gpu_device_plugin.report.rules.finding import note
+from gpu_device_plugin.report.rules.finding import note, ok, warning
 from gpu_device_plugin.report.rules.held_instances import asked_instances
 from gpu_device_plugin.report.rules.printing import counted, listed
 from gpu_device_plugin.scheduler.rules.usage import growable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.features.elastic.contract import Size
     from gpu_device_plugin.model.contract.node_use import ContainerUse
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu
     from gpu_device_plugin.model.pods import Container, Pod
-    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.rules.finding import Finding
-    from gpu_device_plugin.report.rules.node_view import NodeView
+    from gpu_device_plugin.report.rules.node_view import ExaminedNode, NodeView
 
 
 _SAYS = " says: "
@@ -183,3 +195,40 @@ class ElasticReport(ReportFeature):
         positions: Sequence[int],  # noqa: ARG002
     ) -> Iterable[Finding]:
         return resizes(pod, resources, node)
+
+
+# --- The doctor -------------------------------------------------------------------------------------------------------
+
+
+def wishes(pods: Iterable[Pod], nodes: Iterable[ExaminedNode], memory: str) -> Iterator[Finding]:
+    """Check that the memory which owners want for running pods can be given, and is; `memory` names the resource."""
+    resources = (Resource(Kind.MEMORY, memory),)
+    shares = {(node.name, gpu.position): gpu.shares for node in nodes for gpu in node.gpus.gpus}
+    pods = [pod for pod in pods if is_elastic(pod.annotations)]
+    findings = [finding for pod in pods for finding in _unfulfilled(pod, resources, shares)]
+    yield from findings
+    if pods and not findings:
+        yield ok("wishes", "{pods:pod} with a guarantee or a limit of their owners, as these want it", pods=len(pods))
+
+
+def _unfulfilled(pod: Pod, resources: Sequence[Resource], shares: Mapping[tuple[str, int], int]) -> Iterator[Finding]:
+    name, again = f"{pod.namespace}/{pod.name}", f"kubectl inspect gpushare resize {pod.name} -n {pod.namespace}"
+    requests = MemoryRequests.of(pod.annotations)
+    for problem in requests.malformed:
+        yield warning("wish-malformed", "{pod}: {problem}", f"{again} AMOUNT", pod=name, problem=problem)
+    for size in sizes(pod, resources):
+        most = shares.get((pod.node_name, size.gpu))
+        wanted = max(requests.limit.of(size.container) or 0, size.wish or 0)
+        if most is not None and wanted > most:
+            text = "{pod}: {wanted} units for container {container} are more than its GPU has, {most}"
+            yield warning("wish-too-large", text, f"{again} AMOUNT --limit {most}", pod=name, wanted=wanted,
+                          container=size.container, most=most)  # fmt: skip
+        elif pod.running and (why := why_not(pod, size)):
+            bound = (
+                f"kubectl label namespace {pod.namespace} --overwrite {RESIZE_BOUND}=N, the sum of units that its pods "
+                "may have beyond their requests"
+            )
+            advice = bound if RESIZE_BOUND in why else f"{again} AMOUNT; with --clear it stays as it is"
+            text = "{pod}: container {container} is guaranteed {held} units instead of {target}: {why}"
+            yield note("resize-waits", text, advice, pod=name, container=size.container, held=size.held,
+                       target=size.target, why=why)  # fmt: skip

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.turns import in_turns
 from gpu_device_plugin.features.elastic.contract import Allowance
+from gpu_device_plugin.features.elastic.room_to_borrow import RoomToBorrow
 from gpu_device_plugin.features.elastic.rules.promising import Outcome, decides, resize, wants_more
 from gpu_device_plugin.kubernetes.client.errors import (
     ApiError,
@@ -20,13 +21,21 @@ from gpu_device_plugin.kubernetes.client.errors import (
     UnavailableError,
 )
 from gpu_device_plugin.kubernetes.objects.decoding import NAMESPACES, read_metadata, version_number
-from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, PLACES
+from gpu_device_plugin.kubernetes.writers.binder import PodRef
+from gpu_device_plugin.model.contract.keys import (
+    MEMORY_GUARANTEE,
+    MEMORY_HELD,
+    MEMORY_PROMISED,
+    PLACES,
+)
 from gpu_device_plugin.model.contract.reservations import write_answer
 from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S
+from gpu_device_plugin.scheduler.extension import SchedulerFeature
+from gpu_device_plugin.scheduler.leader_tasks import LeaderStep
 from gpu_device_plugin.scheduler.rules.usage import NO_GROWTH
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
@@ -80,7 +89,7 @@ class _Claim:
 
 
 @dataclass(eq=False, repr=False)
-class Resizes:
+class Resizes(SchedulerFeature):
     """Follows the pods that have a wish or a promise beyond their requests. Only here the fleet's growth is claimed.
 
     A few are decided on at a time, so that no call of the scheduler waits for them. Pods of a namespace that resizes
@@ -88,8 +97,6 @@ class Resizes:
     """
 
     _context: ControllerContext
-    before_write: Callable[[str, object], Awaitable[object]] = field(init=False)
-    """Awaited before a promise is written that the fleet counts on a node already, with the node and the pod's name."""
 
     def __post_init__(self) -> None:
         self._pods: dict[str, Pod] = {}
@@ -111,13 +118,15 @@ class Resizes:
         self._term: Hashable | None = None
         self._labels: OrderedDict[str, tuple[float, Mapping[str, str]]] = OrderedDict()
         self._writing = asyncio.Lock()
+        self._closed = False
+        self._context.features.add(RoomToBorrow())
 
     def __repr__(self) -> str:
         return f"<Resizes: {len(self._pods)} pods, {len(self._queued)} queued, {len(self._claims)} claimed>"
 
     # --- What the watch shows -----------------------------------------------------------------------------------------
 
-    def put(self, pod: Pod) -> None:
+    def put_pod(self, pod: Pod) -> None:
         """Learn the state of a bound pod, which the fleet knows already."""
         claim, pod = self._claims.get(pod.uid), _brief(pod)
         if claim is not None and _shows(pod, claim):
@@ -132,17 +141,17 @@ class Resizes:
             self._changed_at[pod.uid] = self._context.clock()
             self._queue(pod.uid)
 
-    def remove(self, uid: str) -> None:
+    def remove_pod(self, uid: str) -> None:
         """Forget a deleted pod. The fleet counts what was claimed for as long as it counts the pod."""
         self._claims.pop(uid, None)
         self._forget(uid)
 
-    def replace(self, pods: Mapping[str, Pod]) -> None:
+    def kept_pods(self, pods: Mapping[str, Pod]) -> None:
         """Learn the state of all pods, by UID; the others are deleted."""
         for uid in [uid for uid in (*self._pods, *self._claims) if uid not in pods]:
-            self.remove(uid)
+            self.remove_pod(uid)
         for pod in pods.values():
-            self.put(pod)
+            self.put_pod(pod)
 
     def _forget(self, uid: str) -> None:
         pod = self._pods.pop(uid, None)
@@ -284,38 +293,29 @@ class Resizes:
 
     # --- By the active extender ---------------------------------------------------------------------------------------
 
-    async def run(
-        self, term: Callable[[], Awaitable[Hashable | None]], catch_up: Callable[[], Awaitable[None]]
-    ) -> NoReturn:
-        """Answer wishes while there is a `term` (see `Readiness.active_term`). Ends only by cancellation.
-
-        `catch_up` returns once the fleet has all bindings that other extenders have made; it raises ApiError or
-        TimeoutError.
-        """
-        while True:
-            await asyncio.sleep(self._context.timings.resize_s)
-            try:
-                # The lock spans awaits on purpose: `finished` waits for what is under way.
-                async with self._writing:
-                    if self.due():
-                        await self._answer(await term(), catch_up)
-            except (ApiError, TimeoutError) as error:
-                _log.warning("resizes of pods wait", extra={"why": str(error), "once_per_s": 60})
+    def leader_steps(self) -> Iterable[LeaderStep]:  # noqa: D102
+        pause_s = self._context.timings.resize_s
+        return (LeaderStep("resizing", self._answer, self._begin, pause_s=pause_s, waits="resizes of pods wait"),)
 
     async def finished(self) -> None:
-        """Return once no promise is being written; without a term none will be."""
+        """Return once no promise is being written; none will be."""
+        self._closed = True
         async with self._writing:
             return
 
-    async def _answer(self, term: Hashable | None, catch_up: Callable[[], Awaitable[None]]) -> None:
-        expired, new = self.expired(), term != self._term
-        if term is not None and (new or expired):
-            await catch_up()
-            self.give_up(expired)
-            for uid in self._pods if new else ():
-                self._queue(uid)
+    def _begin(self, term: Hashable) -> None:
         self._term = term
-        if term is not None:
+        for uid in self._pods:
+            self._queue(uid)
+
+    async def _answer(self) -> None:
+        # The lock spans awaits on purpose: `finished` waits for what is under way.
+        async with self._writing:
+            if self._closed or not self.due():
+                return
+            if expired := self.expired():
+                await self._context.catch_up()
+                self.give_up(expired)
             await asyncio.gather(*map(self._resize, self.take(_MOST)))
 
     async def _resize(self, pod: Pod) -> None:
@@ -338,7 +338,8 @@ class Resizes:
 
     async def _write(self, patch: Patch) -> bool:
         try:
-            await self.before_write(patch.pod.node_name, f"{patch.pod.namespace}/{patch.pod.name}")
+            pod = patch.pod
+            await self._context.features.before_bind(pod.node_name, PodRef(pod.namespace, pod.name, pod.uid))
             after = await self._context.binder.annotate(patch.pod, {MEMORY_PROMISED: patch.promised})
         except (ConflictError, InvalidError, NotFoundError):
             self.failed(patch, certain=True, outdated=True)

@@ -10,22 +10,25 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.features.idle.rules import WhenIdle, due, idle_pod, idle_since, trusted, warned_after, warning
+from gpu_device_plugin.features.idle.settings import IdleActionSettings
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NAMESPACES, read_metadata
 from gpu_device_plugin.kubernetes.writers.events import EventSubject
 from gpu_device_plugin.kubernetes.writers.evictions import EvictionOutcome, evict
 from gpu_device_plugin.kubernetes.writers.workloads import NotScalableError, pods_of, scale_to_zero, workload_of
-from gpu_device_plugin.model.contract.keys import WHEN_IDLE
+from gpu_device_plugin.model.contract.keys import IDLE_SINCE, NODE_USE, WHEN_IDLE
+from gpu_device_plugin.model.contract.node_use import used_mib
 from gpu_device_plugin.model.times import rfc3339
+from gpu_device_plugin.scheduler.extension import SchedulerFeature
+from gpu_device_plugin.scheduler.leader_tasks import LeaderStep
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.features.idle.rules import IdlePod, Warned
-    from gpu_device_plugin.kubernetes.writers.events import EventWriter
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Owner, Pod
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.followed_objects import CapacityCache
 
 _log = logging.getLogger(__name__)
 
@@ -41,41 +44,72 @@ _CALL_S = 5.0
 
 
 @dataclass(eq=False, repr=False)
-class IdleActions:
+class IdleActions(SchedulerFeature):
     """Does what the owners of idle pods want. Whom it has warned it keeps in memory alone."""
 
     _context: ControllerContext
-    _followed: CapacityCache
-    _events: EventWriter
     _: KW_ONLY
     look_s: float = 10.0
     """Least seconds between two looks at the idle pods."""
 
     def __post_init__(self) -> None:
+        self._events = self._context.events
+        self._pods: dict[str, Pod] = {}
+        """By UID those of which their agents say that they are idle."""
+        self._use_read_at: dict[str, float] = {}
+        """By node, when its agent last read the use of its GPUs, in seconds since the epoch."""
         self._looked_at = -math.inf
         self._warned: Mapping[str, Warned] = {}
         self._not_before: dict[str, float] = {}
         """By UID of a pod or of the controller of some, when something is tried again, monotonic seconds."""
         self._namespaces: dict[str, tuple[float, Mapping[str, str]]] = {}
 
-    def forget(self) -> None:
-        """Forget whom it has warned: this extender begins to lead, and others may have acted meanwhile."""
-        self._warned = {}
+    # --- What the watch shows -----------------------------------------------------------------------------------------
+
+    def keys_of_nodes(self) -> frozenset[str] | None:  # noqa: D102
+        return frozenset({NODE_USE})
+
+    def put_pod(self, pod: Pod) -> None:  # noqa: D102
+        self._pods.pop(pod.uid, None)
+        if IDLE_SINCE in pod.annotations and pod.node_name and not pod.ended:
+            kept = {key: text for key, text in pod.annotations.items() if key in {IDLE_SINCE, WHEN_IDLE}}
+            self._pods[pod.uid] = replace(pod, annotations=kept)
+
+    def remove_pod(self, uid: str) -> None:  # noqa: D102
+        self._pods.pop(uid, None)
+
+    def kept_pods(self, pods: Mapping[str, Pod]) -> None:  # noqa: D102
+        self._pods.clear()
+        for pod in pods.values():
+            self.put_pod(pod)
+
+    def put_node(self, node: NodeRecord) -> None:  # noqa: D102
+        self.remove_node(node.name)
+        if (read_at := used_mib(node.annotations.get(NODE_USE, ""))[1]) is not None:
+            self._use_read_at[node.name] = read_at
+
+    def remove_node(self, name: str) -> None:  # noqa: D102
+        self._use_read_at.pop(name, None)
+
+    # --- By the active extender ---------------------------------------------------------------------------------------
+
+    def leader_steps(self) -> Iterable[LeaderStep]:  # noqa: D102
+        pause_s = self._context.timings.capacity_s
+        return (LeaderStep("idle controller", self.look, self._forget, pause_s=pause_s, waits="idle pods wait"),)
+
+    def _forget(self, _term: Hashable) -> None:
+        self._warned = {}  # others may have acted meanwhile
 
     async def look(self) -> None:
-        """Warn the pods that became idle, and do what is due, if the last look was long ago."""
-        if self._context.clock() - self._looked_at < self.look_s:
-            return
-        self._looked_at = self._context.clock()
-        try:
-            await self._act([pod for pod in self._followed.idle() if idle_since(pod)])
-        except ApiError as error:
-            _log.warning("idle pods wait", extra={"why": str(error), "once_per_s": 60})
+        """Warn the pods that became idle, and do what is due, if the last look was long ago. Raises ApiError."""
+        if self._context.clock() - self._looked_at >= self.look_s:
+            self._looked_at = self._context.clock()
+            await self._act([pod for pod in self._pods.values() if idle_since(pod)])
 
     async def _act(self, pods: Sequence[Pod]) -> None:
         self._namespaces = self._namespaces if pods else {}
         idle = [idle_pod(pod, await self._namespace_of(pod)) for pod in pods]
-        now, warning_s = self._context.clock(), self._context.settings().idle_warning_s
+        now, warning_s = self._context.clock(), self._context.settings().of(IdleActionSettings).idle_warning_s
         self._warned, told = warned_after(self._warned, idle, now, _MOST_TOLD)
         for each in told:
             self._tell(each.pod, "GPUIdleWarning", warning(each, rfc3339(self._context.wall() + warning_s)))
@@ -84,7 +118,7 @@ class IdleActions:
         workloads: dict[Owner, list[IdlePod]] = {}
         for each in due(self._warned, idle, now, warning_s):
             owner = each.pod.owner
-            if not trusted(self._followed.use_read_at.get(each.pod.node_name), self._context.wall()):
+            if not trusted(self._use_read_at.get(each.pod.node_name), self._context.wall()):
                 why = f"the agent of node {each.pod.node_name} has not told for long whether it is used"
                 _log.info("an idle pod stays", extra={"pod": _name(each.pod), "why": why, "once_per_s": 600})
             elif each.action is WhenIdle.EVICT:

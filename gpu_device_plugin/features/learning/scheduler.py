@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.waiting import last_of
+from gpu_device_plugin.features.learning.node_scores import NodeScores
 from gpu_device_plugin.features.learning.rules.fair_learning import due, studying
 from gpu_device_plugin.features.learning.rules.price_learning import Dominance
 from gpu_device_plugin.features.learning.rules.workload_mix import PodKind, WorkloadMix, kinds_of
 from gpu_device_plugin.model.times import epoch_s
+from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.learning.rules.fair_learning import LearningResult
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
+    from gpu_device_plugin.scheduler.extension import Tasks
+    from gpu_device_plugin.scheduler.node_evaluator import Ranker
+    from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -29,12 +33,10 @@ _ENTRIES = 1000
 
 
 @dataclass(eq=False)
-class Learner:
+class Learner(SchedulerFeature):
     """Keeps the mix of pods, and the tables learned from it. Nothing is persisted: a restart learns anew."""
 
     _context: ControllerContext
-    _judge: NodeEvaluator
-    """Scores nodes by the tables."""
     _: KW_ONLY
     look_s: float = 1.0
     """How often to look whether there is more to learn."""
@@ -46,6 +48,8 @@ class Learner:
     """Namespaces that count little; see `LearningResult.distrusted`."""
 
     def __post_init__(self) -> None:
+        self.nodes = NodeScores(self._context.evaluator)
+        """Scores nodes by the tables."""
         self._mix = WorkloadMix()
         self._held_at = -math.inf
         self._learned_from = 0
@@ -55,7 +59,7 @@ class Learner:
     def __repr__(self) -> str:
         return f"<Learner: {self._mix.arrivals} pods of {len(self._mix)} kinds, learned from {self._learned_from}>"
 
-    def observe(self, pod: Pod | OtherPod) -> None:
+    def bound(self, pod: Pod | OtherPod) -> None:
         """Count a pod that was bound, once: with GPUs, or to a node with GPUs. One without a time is as the latest."""
         created_s, amounts = epoch_s(pod.created) or 0.0, pod.amounts
         if isinstance(pod, OtherPod):
@@ -65,6 +69,20 @@ class Learner:
         if isinstance(asked, GpuRequest) and asked.parts:
             self._mix.add(kinds_of(asked, amounts.cpu_milli, amounts.memory_mib), created_s, pod.namespace)
 
+    def ranker(self) -> Ranker:  # noqa: D102
+        return self.nodes
+
+    def tasks(self) -> Tasks:  # noqa: D102
+        return [self.run()]
+
+    def measured(self, metrics: ExtenderMetrics) -> ExtenderMetrics:  # noqa: D102
+        return replace(
+            metrics,
+            learned=self.in_force,
+            distrusted=len(self.distrusted),
+            stranded=self.nodes.stranded(),
+        )
+
     async def run(self) -> NoReturn:
         """Learn whenever it is due. Ends only by cancellation."""
         while True:
@@ -72,12 +90,12 @@ class Learner:
             now = self._context.clock()
             if now - self._held_at >= self.hold_s:
                 await self._look_at_holdings()
-            if due(self._mix.arrivals, self._learned_from, now - self._learned_at, outdated=self._judge.outdated):
+            if due(self._mix.arrivals, self._learned_from, now - self._learned_at, outdated=self.nodes.outdated):
                 await self.learn()
 
     async def _look_at_holdings(self) -> None:
         self._held_at = self._context.clock()
-        measure = Dominance.of(self._judge.node_types())
+        measure = Dominance.of(self.nodes.node_types())
         held = {"": sum(measure.size(0, 0, each.cpu_milli, each.memory_mib) for each in self._context.fleet.others)}
         for number, entry in enumerate(list(self._context.fleet.entries.values())):
             usage, amounts = entry.usage, entry.amounts
@@ -89,9 +107,9 @@ class Learner:
 
     async def learn(self) -> None:
         """Learn now; the scheduler's calls are answered meanwhile."""
-        arrivals, node_types = self._mix.arrivals, self._judge.node_types()
+        arrivals, node_types = self._mix.arrivals, self.nodes.node_types()
         study = await last_of(studying(self._mix, node_types))
-        await last_of(self._judge.learned(study.usable))
+        await last_of(self.nodes.learned(study.usable))
         self.in_force = study.usable is not None
         self.distrusted = study.distrusted
         said = _log.debug if self._learned_from else _log.info

@@ -7,23 +7,34 @@ import logging
 import sys
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.aio.worker import Worker
+from gpu_device_plugin.features.preemption.rules import Preemptor, where_evicting_may_help
 from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import PODS
+from gpu_device_plugin.metrics import SAMPLE_MISSES
+from gpu_device_plugin.scheduler.extension import SchedulerFeature
+from gpu_device_plugin.scheduler.rules.scheduler_gauges import WaitingReason
+from gpu_device_plugin.scheduler.wire import SMALLEST_SAMPLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
+    from gpu_device_plugin.scheduler.extension import Tasks
+    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
+    from gpu_device_plugin.scheduler.wire import Placing
 
 _log = logging.getLogger(__name__)
 
-SMALLEST_SAMPLE = 100
-"""kube-scheduler names fewer nodes only if no others passed its plugins (minFeasibleNodesToFind, 1.27 to 1.36)."""
+_OUTSIDE = "none of the {} nodes of kube-scheduler's sample has room; node {}, which {}, is proposed to it"
+_MOST_TO_EVICT = 16
+"""Nodes outside the sample that are compared where pods have to be evicted."""
 _LARGEST_SAMPLE = 1_000
 """A larger one takes too long to learn from: kube-scheduler's adaptive percentage is less up to 20,000 nodes."""
 _MOST_NOMINATIONS = 6
@@ -176,3 +187,70 @@ class Nominator:
                 "a node could not be nominated for a pod; kube-scheduler looks for one by itself",
                 extra=where | {"why": why, "once_per_s": 60},
             )
+
+
+class SampleMisses(SchedulerFeature):
+    """Looks for room on the nodes that kube-scheduler has not named."""
+
+    def __init__(self, context: ControllerContext) -> None:
+        """Prepare; what the pods of a kind may use is learned from kube-scheduler's calls."""
+        self._context = context
+        self.nominator = Nominator(context)
+        self._closed: set[str] = set()
+        """The nodes that are cordoned or not ready."""
+
+    def tasks(self) -> Tasks:  # noqa: D102
+        return [self.nominator.run()]
+
+    def put_node(self, node: NodeRecord) -> None:  # noqa: D102
+        (self._closed.add if node.unschedulable or not node.ready else self._closed.discard)(node.name)
+
+    def remove_node(self, name: str) -> None:  # noqa: D102
+        self._closed.discard(name)
+
+    def sampled(self, uid: str, constraints: int, nodes: Sequence[str]) -> None:  # noqa: D102
+        self.nominator.asked(uid, constraints, nodes)
+
+    def refused(self, pod: Pod, placing: Placing) -> None:
+        """Withdraw the nomination of a pod that may have nobody evicted: kube-scheduler keeps room for it there."""
+        if not placing.may_preempt and self.nominator.has_nominated(pod.uid, placing.nominated_node):
+            self.nominator.withdraw(pod)
+
+    def retry(
+        self, pod: Pod, asked: GpuRequest, placing: Placing, sample: Sequence[str]
+    ) -> tuple[str, WaitingReason] | None:
+        """Nominate a node outside the sample that has room for a pod, or where evicting may make room; say so."""
+        left_out, fleet = {*sample, *self._closed}, self._context.fleet
+        roomy = [
+            node.name
+            for node in self._context.evaluator.fitting(asked)
+            if node.name not in left_out
+            and not node.gpus.claims  # kube-scheduler allocates these
+            and (node.left is None or node.left.cover(pod.amounts))
+        ]
+        if roomy:
+            node = self.nominator.nominate(
+                pod, placing.constraints, roomy, lambda nodes: self._scores(pod, asked, nodes)
+            )
+            self._context.metrics.count(SAMPLE_MISSES, "refused" if node is None else "nominated")
+            return None if node is None else (_OUTSIDE.format(len(sample), node, "has room"), WaitingReason.FITS)
+        if not placing.may_preempt or placing.nominated_node:
+            return None  # kube-scheduler has looked at the nominated node, and looks for pods to evict there now
+        candidates = fleet.candidates
+        others = (
+            candidates[name]
+            for name in fleet.nodes_below(pod.priority) - left_out
+            if name in candidates and not candidates[name].gpus.claims
+        )
+        helpful = where_evicting_may_help(Preemptor(asked, pod.priority), others, fleet.occupants)
+        lowest = {node.name: priority for node, priority in islice(helpful, _MOST_TO_EVICT)}
+        node = self.nominator.nominate(
+            pod, placing.constraints, list(lowest), lambda nodes: [-lowest[name] for name in nodes]
+        )
+        what = "may have room once other pods are evicted"
+        return None if node is None else (_OUTSIDE.format(len(sample), node, what), WaitingReason.NO_ROOM)
+
+    def _scores(self, pod: Pod, asked: GpuRequest, nodes: Sequence[str]) -> Sequence[int]:
+        settings = self._context.settings()
+        evaluator = self._context.evaluator
+        return evaluator.scores(asked, nodes, settings.node_policy, settings.gpu_policy, pod.amounts)

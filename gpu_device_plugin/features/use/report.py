@@ -8,18 +8,18 @@ from gpu_device_plugin.model.contract.node_use import asked_s, exceeds, not_held
 from gpu_device_plugin.model.limits import LimitStatus
 from gpu_device_plugin.report.rules.columns import aligned
 from gpu_device_plugin.report.rules.extension import ReportFeature
-from gpu_device_plugin.report.rules.finding import grouped, note
+from gpu_device_plugin.report.rules.finding import Parameter, grouped, note, ok, warning
 from gpu_device_plugin.report.rules.printing import age, container, counted, first, limit, mib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
     from gpu_device_plugin.model.contract.node_use import ContainerUse, NodeReport, NodeUse
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.rules.finding import Finding
-    from gpu_device_plugin.report.rules.node_view import NodeView
+    from gpu_device_plugin.report.rules.node_view import ExaminedNode, NodeView
 
 
 _NOTHING = "-"
@@ -214,3 +214,72 @@ class UseReport(ReportFeature):
         positions: Sequence[int],
     ) -> Iterable[Finding]:
         return () if node is None else of_pod(pod, node, positions)
+
+
+# --- The doctor -------------------------------------------------------------------------------------------------------
+
+DETAILS = "{node}: {details}"
+"""The text of a finding with the parameters of `details`."""
+
+
+_RETURN_S = 120.0
+"""A container that is asked to return memory for longer does not do it by itself."""
+
+
+_SELF_GIVEN = "such a pod is privileged, or sets NVIDIA_VISIBLE_DEVICES itself; have it ask for its GPU memory"
+
+
+def use(nodes: Sequence[ExaminedNode], ready: Container[str]) -> Iterator[Finding]:
+    """Check that the use of GPU memory is known, and that no container uses more than it was granted.
+
+    `ready` are the nodes on which an agent is ready.
+    """
+    for node in nodes:
+        for problem in node.report_problems:
+            advice = "upgrade the older of agent and reader"
+            yield warning("report-unreadable", "{node}: {problem}", advice, node=node.name, problem=problem)
+    reading = [(use, node) for node in nodes if (use := node.report.use) is not None]
+    for why, names in sorted(grouped((use.blind, node.name) for use, node in reading if use.blind).items()):
+        text = "which container uses how much GPU memory is not known on {nodes}: {why}"
+        advice = (
+            "hostPID: true in the agent's DaemonSet lets NVML name processes of other pods; without it neither "
+            "over-use nor trespassing is seen"
+        )
+        yield note("use-unknown", text, advice, nodes=names, why=why)
+    seeing = [node for use, node in reading if not use.blind]
+    findings = [finding for node in seeing for finding in _used(node.name, node.report, agent_ready=node.name in ready)]
+    yield from findings
+    current = sum(not node.report.stale for node in seeing)
+    if current and not findings:
+        yield ok("use", "read on {nodes:node}: every container keeps within its part", nodes=current)
+
+
+def _used(node: str, report: NodeReport, *, agent_ready: bool) -> Iterator[Finding]:
+    if report.stale and agent_ready:
+        text = "{node}: its agent read last {age} who uses how much GPU memory"
+        advice = "see its log; with usage_interval: 0s it does not read it, and a clock that is wrong shows so too"
+        yield warning("use-outdated", text, advice, node=node, age=age(report.use_age_s))
+    strangers = [part for part in report.current if trespasses(part)]
+    if many := [part for part in strangers if exceeds(part)]:
+        advice = f"{_SELF_GIVEN}; deploy/policies.yaml refuses the variable"
+        yield warning("trespassing", DETAILS, advice, **details(node, many, uses))
+    if few := [part for part in strangers if not exceeds(part)]:
+        yield note("trespassing-little", DETAILS, _SELF_GIVEN, **details(node, few, uses))
+    if kept := [part for part in report.current if (asked_s(report, part) or 0.0) > _RETURN_S]:
+        advice = (
+            "its program should follow its memory file (docs/elastic.md), or end; with borrowers: evict the agent "
+            "evicts such pods"
+        )
+        yield warning("memory-not-returned", DETAILS, advice, **details(node, kept, uses))
+    if over := [part for part in report.current if exceeds(part) and not trespasses(part)]:
+        advice = (
+            "give its program less memory, or the pod more; with over_use: evict, or evict-when-short, the agent "
+            "evicts such pods (docs/guide.md)"
+        )
+        yield warning("over-use", DETAILS, advice, **details(node, over, uses))
+
+
+def details(node: str, parts: Sequence[ContainerUse], say: Callable[[ContainerUse], str]) -> dict[str, Parameter]:
+    """Return the parameters of a finding about containers of a node; of many the first ones are told in full."""
+    details = first([f"{container(part)} {say(part)}" for part in parts], separator="; ")
+    return {"node": node, "containers": tuple(map(container, parts)), "details": details}

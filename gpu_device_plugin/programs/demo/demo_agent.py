@@ -24,7 +24,7 @@ from gpu_device_plugin.settings.sources import Sources
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gpu_device_plugin.node.feature_context import FeatureSpec
+    from gpu_device_plugin.feature_list import FeatureSpec
     from gpu_device_plugin.settings.node import NodeSettings
 
 PROGRAM = "gpu_device_plugin.programs.demo.demo_agent"

@@ -6,6 +6,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES
 from gpu_device_plugin.kubernetes.client.config import ClusterConfigError, config_for
 from gpu_device_plugin.lifetime import collect_rarely, return_large_blocks
 from gpu_device_plugin.scheduler.extender import Extender
@@ -29,5 +30,5 @@ def main(sources: Sources[ExtenderSettings], texts: Texts, settings: ExtenderSet
     except ClusterConfigError as error:
         raise UsageError(f"api: {error}") from error
     return_large_blocks()
-    extender = Extender(settings, config, when_read=collect_rarely())
+    extender = Extender(settings, config, features=EXTENDER_FEATURES, when_read=collect_rarely())
     return asyncio.run(extender.follow_settings(sources, texts, extender.run(), "extender"))

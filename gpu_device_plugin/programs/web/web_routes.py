@@ -17,6 +17,7 @@ from gpu_device_plugin.aio.http import JSON, Page, Route, Stream
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS
+from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
 from gpu_device_plugin.features.history import contract
 from gpu_device_plugin.features.history.rules.slowness import histories_of, slowness
 from gpu_device_plugin.features.report_features import REPORT_FEATURES
@@ -349,6 +350,7 @@ class PageRoutes:
             most=_MOST_EXPLAINED,
             followed={} if claims is None else {RESOURCE_CLAIMS: claims},
             features=REPORT_FEATURES,
+            settings=EXTENDER_SETTINGS,
             slow=tuple
             if histories is None
             else lambda: slowness(histories, pod.namespace, pod.name, now_s, scope.may_see),

@@ -8,7 +8,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.node_use import NO_REPORT, trespasses
+from gpu_device_plugin.model.contract.nodegpus import NO_GPUS
 from gpu_device_plugin.model.memory import format_mib
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.placing import Room
 from gpu_device_plugin.report.rules.held_instances import whole_instances
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
@@ -17,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.model.contract.node_use import ContainerUse, NodeReport
-    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.model.nodes import NodeRecord
+    from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
     from gpu_device_plugin.report.rules.held_instances import InstancePod, Instances
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
@@ -175,6 +176,17 @@ def _with_use(gpu: ListedGpu, room: Room, held: Sequence[PodShare], parts: Seque
         known.append(PodShare(each.pod, each.shares, each.whole, tuple(use)))
     strangers = (tuple(others) for _, others in sorted(by_pod.items()) if any(map(trespasses, others)))
     return GpuView(gpu, room, tuple(known), tuple(strangers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExaminedNode(NodeRecord):
+    """A node with its GPUs, and with what its agent reports of limits and of real use."""
+
+    uid: str = ""
+    gpus: NodeGpus = NO_GPUS
+    report: NodeReport = NO_REPORT
+    report_problems: tuple[str, ...] = ()
+    """Why a part of that cannot be read."""
 
 
 # --- Sums -------------------------------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ async def test_buffers_go_with_the_setting_though_the_api_server_failed_the_firs
         await w.until(lambda: len(w.api.all("capacitybuffers")) == 1)
         w.api.fail(Answer(500), verbs={"delete"}, resources={"capacitybuffers", "podtemplates"})
         await w.restart(grow="off")
-        await w.until(lambda: any("capacity waits" in line for line in w.logs))
+        await w.until(lambda: any("the capacity controller failed; retrying" in line for line in w.logs))
         w.api.heal()
         await w.until(lambda: not w.api.all("capacitybuffers") and not w.api.all("podtemplates"))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.features.capacity.rules.node_requests import PRIORITY_CLASS, SCHEDULER
+from gpu_device_plugin.features.capacity.scheduler import Capacity
 from gpu_device_plugin.model.contract.keys import STAND_IN, STARTUP_TAINT, USE_MODEL, USE_UUID
 from gpu_device_plugin.model.times import rfc3339
 from tests import builders
@@ -132,7 +133,7 @@ async def test_each_node_names_the_pods_that_it_is_for_and_namespaces_take_turns
         for n in range(2):
             w.api.add(builders.pod(f"z{n}", builders.container(mem=5), namespace="z"))
         await w.schedule()
-        capacity = w.only.extender.capacity
+        capacity = w.only.extender.features.of(Capacity)
         await w.until(lambda: len(capacity.grower._waiters.unschedulable()) == 10)
         named = [each.pods for each in await capacity.grower.wanted()]
         assert [len(pods) for pods in named] == [2] * 5
@@ -367,7 +368,7 @@ async def test_a_cluster_that_never_grew_is_asked_for_buffers_once_and_nothing_i
         await w.until(lambda: w.api.count("list", "capacitybuffers") > 0)
         await some_rounds(w)
         assert w.api.count("list", "capacitybuffers") == 1
-        assert not any("capacity waits" in line for line in w.logs)
+        assert not any("the capacity controller failed; retrying" in line for line in w.logs)
 
 
 async def test_buffers_of_an_extender_that_is_gone_are_taken_over_and_removed_by_the_next() -> None:
@@ -412,7 +413,7 @@ async def test_a_template_that_was_left_over_is_replaced() -> None:
 async def test_where_only_buffers_may_be_used_and_there_are_none_that_is_told_and_the_rest_goes_on() -> None:
     async with capacity_world(grow="buffers", keep_nodes="true") as w:
         await lacking_room(w)
-        await w.until(lambda: any("capacity waits" in line for line in w.logs))
+        await w.until(lambda: any("the capacity controller failed; retrying" in line for line in w.logs))
         assert not stand_ins(w)
         await w.until(lambda: "gpu-device-plugin/kept-node" in w.api.get("nodes", "a")["metadata"]["annotations"])
 
@@ -426,7 +427,7 @@ async def test_without_a_right_it_is_told_what_grants_it_and_all_else_goes_on(mi
             await w.until(lambda: "gpu-device-plugin/kept-node" in w.api.get("nodes", "a")["metadata"]["annotations"])
         else:
             await w.until(lambda: len(stand_ins(w)) == 1)
-        told = {line for line in w.logs if "capacity waits" in line}
+        told = {line for line in w.logs if "the capacity controller failed; retrying" in line}
         assert len(told) == 1, "always the same line, which the log writes once a minute"
         assert "once_per_s" in told.pop()
 
@@ -455,7 +456,7 @@ async def test_what_calls_itself_a_stand_in_counts_once_it_is_bound() -> None:
         w.api.bind("p", "a", {"scheduler.framework.gpushare.allocation": '{"0": {"0": 4}}'})
         await w.seen()
         assert w.only.free("a") == [4]
-        assert not w.only.extender._followed.stand_ins
+        assert not w.only.extender.features.of(Capacity).cache.stand_ins
         pod(w, "q", 5)
         assert (await w.schedule())["q"].reason == "Unschedulable"
 

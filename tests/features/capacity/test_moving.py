@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind
+from gpu_device_plugin.features.capacity.scheduler import Capacity
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, MOVE_TO
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
@@ -53,7 +54,7 @@ async def replaced(w: ExtenderWorld, name: str, by: str, mem: int = 4) -> str:
 
 
 def leads(running: Running) -> bool:
-    return running.extender.capacity._term is not None
+    return running.extender._leader_tasks._term is not None
 
 
 async def test_a_pod_is_moved_to_the_gpu_that_was_named() -> None:
@@ -190,7 +191,7 @@ async def test_a_pod_whose_terms_are_too_long_to_be_kept_is_not_moved(keep_nodes
         await w.start()
         wants(w, "p", "b")
         await w.until(lambda: going(w, "p") or bool(refusal(w, "p")))
-        assert refusal(w, "p") == "its own terms, or the node's taints, keep it from node b"
+        assert refusal(w, "p") == "node affinity, selector or taints exclude node b"
 
 
 async def test_a_pod_goes_to_a_node_that_is_not_ready_if_it_tolerates_that() -> None:
@@ -571,7 +572,7 @@ async def test_a_pod_that_ends_for_hours_does_not_stop_rebalancing_for_others() 
     async with capacity_world(rebalance="10") as w:
         halves(w, "a", grace_s=3600)
         await w.start()
-        w.only.extender.capacity.rebalancer.patience_s = 0.5
+        w.only.extender.features.of(Capacity).rebalancer.patience_s = 0.5
         pod(w, "p", 5, rs="big")
         await w.schedule()
         await w.until(lambda: going(w, "a-two"))
@@ -591,7 +592,7 @@ async def test_namespaces_take_turns_in_rebalancing() -> None:
         await w.start()
         looked: list[str] = []
         all_wait = asyncio.Event()
-        rebalancer = w.only.extender.capacity.rebalancer
+        rebalancer = w.only.extender.features.of(Capacity).rebalancer
         goal, plan = rebalancer._goal, rebalancer.plan
 
         async def planned() -> None:

@@ -58,13 +58,14 @@ class World:
         self.fleet = Fleet(RESOURCES, vanished_grace_s=30)
         self.fleet.put_node("a", NodeGpus((ListedGpu(0, 12),), share_mib=1024))
         self.api = Api()
-        self.resizes = Resizes(context(self.fleet, client=self.api, binder=self.api, clock=lambda: self.now))
-        self.resizes.before_write = nothing
+        self.catch_up: Callable[[], Awaitable[None]] = nothing
+        parts = context(self.fleet, client=self.api, binder=self.api, clock=lambda: self.now)
+        self.resizes = Resizes(replace(parts, catch_up=lambda: self.catch_up()))  # noqa: PLW0108 - it changes
         self.resizes._term = "first"
 
     def see(self, pod: Pod) -> Pod:
         self.fleet.put_pod(pod, self.now)
-        self.resizes.put(pod)
+        self.resizes.put_pod(pod)
         return pod
 
     def grows(self, pod: Pod) -> Patch:
@@ -77,8 +78,11 @@ class World:
 
     async def round(self, catch_up: Callable[[], Awaitable[None]] = nothing, *, term: str = "first") -> None:
         """Let the active extender answer what is due."""
-        if self.resizes.due():
-            await self.resizes._answer(term, catch_up)
+        self.catch_up = catch_up
+        if term != self.resizes._term:
+            await catch_up()
+            self.resizes._begin(term)
+        await self.resizes._answer()
 
     @property
     def free(self) -> int:
@@ -289,7 +293,7 @@ def test_the_turns_that_are_remembered_of_namespaces_that_are_gone_are_bounded()
     for n in range(1000):
         pod = w.see(wishing(f"p{n}", namespace=f"n{n}"))
         w.resizes.take(10)
-        w.resizes.remove(pod.uid)
+        w.resizes.remove_pod(pod.uid)
         w.now += 2
     assert len(w.resizes._turns) < 300
 
@@ -312,7 +316,7 @@ def test_what_is_remembered_of_pods_that_are_gone_is_bounded() -> None:
     for n in range(1000):
         pod = w.see(wishing(f"p{n}"))
         w.resizes.take(10)
-        w.resizes.remove(pod.uid)
+        w.resizes.remove_pod(pod.uid)
         w.now += 2
     assert len(w.resizes._next_at) < 300
 
@@ -323,7 +327,7 @@ def test_an_extender_that_stands_by_remembers_nothing_of_pods_that_are_gone() ->
     for n in range(10):
         w.see(wishing(f"p{n}", namespace=f"n{n % 3}"))
         assert w.resizes.due()
-        w.resizes.remove(f"p{n}")
+        w.resizes.remove_pod(f"p{n}")
         w.now += 2
     assert not w.resizes._queued
     stays = w.see(wishing("stays"))

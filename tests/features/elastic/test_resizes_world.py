@@ -50,7 +50,7 @@ class Extender:
             self.fleet.put_node(name, gpus)
         pods = list(world.pods.values())
         self.fleet.replace_pods(pods, world.now)
-        self.resizes.replace({pod.uid: pod for pod in pods})
+        self.resizes.kept_pods({pod.uid: pod for pod in pods})
 
 
 class World(RuleBasedStateMachine):
@@ -178,10 +178,10 @@ class World(RuleBasedStateMachine):
         for what, pod in self.history[self.leader.seen : self.leader.seen + number]:
             if what == "put":
                 self.leader.fleet.put_pod(pod, self.now)
-                self.leader.resizes.put(pod)
+                self.leader.resizes.put_pod(pod)
             else:
                 self.leader.fleet.remove_pod(pod, self.now)
-                self.leader.resizes.remove(pod.uid)
+                self.leader.resizes.remove_pod(pod.uid)
         self.leader.seen = min(len(self.history), self.leader.seen + number)
 
     @rule()
@@ -189,7 +189,7 @@ class World(RuleBasedStateMachine):
         """Its watch broke."""
         pods = list(self.pods.values())
         self.leader.fleet.replace_pods(pods, self.now)
-        self.leader.resizes.replace({pod.uid: pod for pod in pods})
+        self.leader.resizes.kept_pods({pod.uid: pod for pod in pods})
         self.leader.seen = len(self.history)
 
     @rule(most=st.integers(1, 5), number=st.sampled_from([3, 30, 30]), later=st.booleans())

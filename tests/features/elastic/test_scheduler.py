@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.features.elastic.scheduler import Resizes
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
 from tests.cluster_double.troubles import Answer, Late
 from tests.scheduler.harness import HASTY, LEASE_RIGHTS, QUICK, RIGHTS, ExtenderWorld, world
@@ -52,7 +53,7 @@ async def placed(w: ExtenderWorld, name: str, mem: int = 4, running: Running | N
 
 
 def in_doubt(w: ExtenderWorld) -> bool:
-    return any(claim.doubted_at is not None for claim in w.only.extender.resizes._claims.values())
+    return any(claim.doubted_at is not None for claim in w.only.extender.features.of(Resizes)._claims.values())
 
 
 def annotate(w: ExtenderWorld, name: str, **annotations: str | None) -> None:
@@ -224,7 +225,7 @@ async def test_a_pod_that_ends_while_its_patch_is_in_doubt_leaves_nothing() -> N
         w.force_delete("p")
         await w.seen()
         await w.until(lambda: not in_doubt(w) and w.only.free("a") == [12])
-        assert repr(w.only.extender.resizes) == "<Resizes: 0 pods, 0 queued, 0 claimed>"
+        assert repr(w.only.extender.features.of(Resizes)) == "<Resizes: 0 pods, 0 queued, 0 claimed>"
 
 
 async def test_an_extender_that_starts_goes_on_where_the_last_one_was() -> None:

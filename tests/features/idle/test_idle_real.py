@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES, EXTENDER_SETTINGS
+from gpu_device_plugin.features.idle.scheduler import IdleActions
 from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.client.errors import ForbiddenError
@@ -30,7 +32,6 @@ from gpu_device_plugin.model.pods import Owner
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.scheduler.extender import Extender
-from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.builders import GPU_COUNT, GPU_MEM, container, pod
 from tests.cluster_double.owned import owned, workload
@@ -154,10 +155,16 @@ async def test_idle_gpus_come_back_and_wake_on_a_real_api_server(
         await admin.create(PODS, pod("alone", container(mem=2)), namespace="default")
 
         settings = Sources(
-            ExtenderSettings, {"listen": "127.0.0.1:0", "http": "", "idle_warning": "1s"}, environ={}
+            EXTENDER_SETTINGS, {"listen": "127.0.0.1:0", "http": "", "idle_warning": "1s"}, environ={}
         ).read()
-        extender = Extender(settings, config_of(kubectl, token), timings=replace(QUICK), when_read=lambda: None)
-        extender.capacity.idle.look_s = 0.1
+        extender = Extender(
+            settings,
+            config_of(kubectl, token),
+            features=EXTENDER_FEATURES,
+            timings=replace(QUICK),
+            when_read=lambda: None,
+        )
+        extender.features.of(IdleActions).look_s = 0.1
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(extender.run())
             await its.run_idle("web", 2, "scale-to-zero")
@@ -187,14 +194,14 @@ async def test_idle_gpus_come_back_and_wake_on_a_real_api_server(
 
         program = shutil.which("kubectl", path=os.environ.get("KUBE_BIN"))
         flags = [f"--kubeconfig={kubectl.kubeconfig}", "-n", "default"]
-        assert main(["wake", *flags], kubectl=str(program), environ={}) == 0
+        assert await asyncio.to_thread(main, ["wake", *flags], kubectl=str(program), environ={}) == 0
         assert sorted(line.partition(" ")[0] for line in capfd.readouterr().out.splitlines()) == [
             "default/deployment/web",
             "default/notebook/lab",
             "default/statefulset/db",
         ]
         for name in ("deployment/web", "statefulset/db", "notebook/lab"):
-            assert main(["wake", name, *flags], kubectl=str(program), environ={}) == 0
+            assert await asyncio.to_thread(main, ["wake", name, *flags], kubectl=str(program), environ={}) == 0
         assert len(await its.replicas("web", 2)) == 2
         for kind, name in ((DEPLOYMENTS, "web"), (STATEFUL_SETS, "db"), (NOTEBOOK, "lab")):
             left = (await its.get(kind, name))["metadata"].get("annotations", {})

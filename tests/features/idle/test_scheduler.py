@@ -26,7 +26,6 @@ from gpu_device_plugin.model.contract.keys import (
 )
 from gpu_device_plugin.model.contract.node_use import NodeUse, write_node_use
 from gpu_device_plugin.model.times import epoch_s, rfc3339
-from gpu_device_plugin.scheduler.followed_objects import CapacityCache
 from tests.builders import GPU_MEM, container, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.owned import owned, workload
@@ -111,9 +110,9 @@ class Scene:
             clock=lambda: self.seconds,
             wall=lambda: NOW,
         )
-        self.followed = CapacityCache(parts)
-        self.followed.use_read_at = self.read_at
-        return IdleActions(parts, self.followed, cast("EventWriter", self.events), look_s=0.0)
+        idle = IdleActions(parts, look_s=0.0)
+        idle._events, idle._use_read_at = cast("EventWriter", self.events), self.read_at
+        return idle
 
     def pod(
         self,
@@ -134,7 +133,7 @@ class Scene:
     def watch(self) -> None:
         """Let the extender see the pods as they are now."""
         pods = [READER.read(json.dumps(each).encode())[0] for each in self.api.all("pods")]
-        self.followed.replace_pods(pods)
+        self.idle.kept_pods({pod.uid: pod for pod in pods})
 
     async def look(self, seconds: float = 0.0) -> None:
         self.seconds += seconds
@@ -265,7 +264,7 @@ async def test_an_extender_that_begins_to_lead_warns_anew() -> None:
     async with scene() as its:
         its.pod("web", "evict")
         await its.look()
-        its.idle.forget()
+        its.idle._forget("new")
         await its.look(WARNING_S)
         assert not its.going("web")
         await its.look(WARNING_S)
@@ -545,7 +544,7 @@ async def test_an_extender_reclaims_idle_gpus_and_says_so() -> None:
         notes = {WHEN_IDLE: "scale-to-zero"}
         body = pod("web-0", container(mem=4), node="n", phase="Running", annotations=notes, labels=LABELS)
         w.api.add(owned(body, owner))
-        (await w.start()).extender.capacity.idle.look_s = 0.02
+        (await w.start()).extender.features.of(IdleActions).look_s = 0.02
         use = write_node_use(NodeUse(rfc3339(time.time() - 3600)))
         w.api.patch("nodes", "n", {"metadata": {"annotations": {NODE_USE: use}}})
         w.api.patch("pods", "web-0", {"metadata": {"annotations": {IDLE_SINCE: SINCE}}})
@@ -566,7 +565,7 @@ async def test_only_the_extender_acts_whose_scheduler_leads() -> None:
         use = write_node_use(NodeUse(rfc3339(time.time())))
         w.api.patch("nodes", "n", {"metadata": {"annotations": {NODE_USE: use}}})
         started = await w.start(identity="pod-a", scheduler_lease="sched", lease_namespace="default")
-        started.extender.capacity.idle.look_s = 0.02
+        started.extender.features.of(IdleActions).look_s = 0.02
         lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "sched"}}
         spec = {"holderIdentity": "pod-b_1", "leaseTransitions": 1, "leaseDurationSeconds": 15}
         w.api.add({**lease, "spec": spec})
@@ -581,7 +580,7 @@ async def test_an_api_server_in_trouble_is_waited_for() -> None:
     async with world(allowed=RIGHTS | GRANTED, idle_warning="0s") as w:
         w.node("n", 12)
         w.pod("web", mem=4, node="n", phase="Running")
-        (await w.start()).extender.capacity.idle.look_s = 0.02
+        (await w.start()).extender.features.of(IdleActions).look_s = 0.02
         fault = w.api.fail(Answer(500), verbs={"get"}, resources={"namespaces"})
         w.api.patch("pods", "web", {"metadata": {"annotations": {IDLE_SINCE: SINCE}}})
         await w.until(lambda: fault.happened > 1)

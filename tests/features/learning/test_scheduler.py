@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from gpu_device_plugin.features.learning.node_scores import NodeScores
 from gpu_device_plugin.features.learning.rules.workload_mix import NodeType
 from gpu_device_plugin.features.learning.scheduler import Learner
 from gpu_device_plugin.model.contract.keys import USE_MODEL
@@ -43,20 +44,20 @@ HONEST = [{MEM: shares} for shares in (8, 16, 24, 40, 80)]
 
 @dataclass
 class Nodes:
-    """A judge of two nodes of one shape, which keeps the tables that it got."""
+    """The scores of two nodes of one shape, which keeps the tables that it got."""
 
     outdated: bool = False
     there: Mapping[NodeType, int] = field(default_factory=lambda: {SHAPE: 2})
     tables: list[Tables | None] = field(default_factory=list)
     got: asyncio.Event = field(default_factory=asyncio.Event)
-    evaluator: NodeEvaluator = field(default_factory=lambda: NodeEvaluator(View(lambda: None)))
+    scores: NodeScores = field(default_factory=lambda: NodeScores(NodeEvaluator(View(lambda: None))))
     """Goes by these tables."""
 
     def node_types(self) -> Mapping[NodeType, int]:
         return self.there
 
     def learned(self, tables: Tables | None) -> Generator[None, None, None]:
-        yield from self.evaluator.learned(tables)
+        yield from self.scores.learned(tables)
         self.tables.append(tables)
         self.got.set()
 
@@ -80,8 +81,10 @@ def learner_of(
     entries: Callable[[], Collection[FleetEntry]] = tuple,
     others: Collection[Amounts] = (),
 ) -> Learner:
-    fleet = SimpleNamespace(entries=SimpleNamespace(values=entries), others=others)
-    return Learner(context(fleet, clock=clock or Clock()), cast("NodeEvaluator", nodes), look_s=0.0)
+    fleet = SimpleNamespace(now=View(lambda: None), entries=SimpleNamespace(values=entries), others=others)
+    learner = Learner(context(fleet, clock=clock or Clock()), look_s=0.0)
+    learner.nodes = cast("NodeScores", nodes)
+    return learner
 
 
 def pod(number: int, limits: Mapping[str, int], model: str = "", namespace: str = "default") -> Pod:
@@ -97,7 +100,7 @@ def pod(number: int, limits: Mapping[str, int], model: str = "", namespace: str 
 def come(learner: Learner, number: int, limits: Sequence[Mapping[str, int]], namespace: str = "default") -> None:
     """Have so many pods come, which have these limits in turn."""
     for n in range(number):
-        learner.observe(pod(n, limits[n % len(limits)], namespace=namespace))
+        learner.bound(pod(n, limits[n % len(limits)], namespace=namespace))
 
 
 @asynccontextmanager
@@ -149,11 +152,11 @@ async def test_a_new_kind_of_node_is_a_reason_to_learn_at_once() -> None:
 async def test_every_demand_counts_by_its_size_its_models_and_its_requests() -> None:
     nodes = Nodes()
     learner = learner_of(nodes)
-    learner.observe(pod(0, {MEM: 5}, "T4"))
-    learner.observe(pod(1, {COUNT: 2}))
-    learner.observe(pod(2, {MEM: 10**9}))  # impossible, so that it says nothing
-    learner.observe(pod(3, {MEM: 0}))
-    learner.observe(OtherPod("o", "1", "n", Amounts(500, 64), created="2026-11-20T12:05:00Z"))
+    learner.bound(pod(0, {MEM: 5}, "T4"))
+    learner.bound(pod(1, {COUNT: 2}))
+    learner.bound(pod(2, {MEM: 10**9}))  # impossible, so that it says nothing
+    learner.bound(pod(3, {MEM: 0}))
+    learner.bound(OtherPod("o", "1", "n", Amounts(500, 64), created="2026-11-20T12:05:00Z"))
     await learner.learn()
     (tables,) = nodes.tables
     assert tables is not None
@@ -187,21 +190,21 @@ async def test_binding_takes_the_gpu_that_costs_least_once_something_is_learned(
     learner = learner_of(nodes)
     gpus = NodeGpus(tuple(ListedGpu(at, 16, f"GPU-{at}", "T4") for at in range(2)), share_mib=1024, policy="fit")
     node = candidate("n", gpus, [Usage(((0, 11), (1, 5)))], Amounts(32_000, 131_072))
-    assert nodes.evaluator.ranks(node, Amounts(4000)) is None
+    assert nodes.scores.ranks(node, Amounts(4000)) is None
     come(learner, 30, [{MEM: 11}, {MEM: 5}])
     await learner.learn()
     assert chosen(nodes, node, 5) == 0
     other = candidate("n", gpus, [Usage(((0, 10), (1, 11)))], Amounts(32_000, 131_072))
     assert chosen(nodes, other, 5) == 1
     larger = NodeGpus((ListedGpu(0, 80),), share_mib=1024)
-    assert nodes.evaluator.ranks(candidate("m", larger, []), Amounts(4000)) is None
+    assert nodes.scores.ranks(candidate("m", larger, []), Amounts(4000)) is None
 
 
 def chosen(nodes: Nodes, node: Candidate, shares: int) -> int:
     wanting = pod(0, {MEM: shares})
     asked = ask(wanting, RESOURCES)
     assert isinstance(asked, GpuRequest)
-    found = fit(asked, node, "binpack", nodes.evaluator.ranks(node, wanting.amounts))
+    found = fit(asked, node, "binpack", nodes.scores.ranks(node, wanting.amounts))
     assert isinstance(found, Fit)
     return found.placements[0].positions[0]
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.features.sample_misses import scheduler as nominating
-from gpu_device_plugin.features.sample_misses.scheduler import SMALLEST_SAMPLE, Nominator
+from gpu_device_plugin.features.sample_misses.scheduler import Nominator
 from gpu_device_plugin.kubernetes.client.errors import Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.metrics import SAMPLE_MISSES
 from gpu_device_plugin.model.contract.keys import ALLOCATION, NODE_GPUS
@@ -17,6 +17,7 @@ from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
+from gpu_device_plugin.scheduler.wire import SMALLEST_SAMPLE
 from tests.builders import GPU_MEM, Json
 from tests.patience import eventually
 from tests.scheduler.contexts import context
@@ -124,7 +125,7 @@ def test_the_best_node_comes_first_and_none_that_the_scheduler_would_refuse() ->
         gpus = gpus_of_node({NODE_GPUS: node_gpus(size)}, {}, size, 1)
         world.fleet.put_node(name, gpus, Amounts(cpu, 4096))
     world.node("cordoned", 8)
-    world.verbs._followed.nodes["cordoned"] = NodeRecord("cordoned", "u", "1", unschedulable=True)
+    world.missed.put_node(NodeRecord("cordoned", "u", "1", unschedulable=True))
     wanted = wanting(8)
     wanted["spec"]["containers"][0]["resources"]["requests"] = {GPU_MEM: "8", "cpu": "1"}
     assert [tried_next(world, wanted) for _ in range(3)] == ["small", "large", "small"]

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.claims.report import claims
+from gpu_device_plugin.features.elastic.report import wishes
+from gpu_device_plugin.features.history.rules.gpu_condition import condition_seen
+from gpu_device_plugin.features.limits.report import held, limits
+from gpu_device_plugin.features.mps.report import supervisors
 from gpu_device_plugin.features.over_use.report import told_over_use
+from gpu_device_plugin.features.use.report import use
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.model.memory import format_mib
-from gpu_device_plugin.programs.doctor.rules import claim_checks, component_checks, container_checks, limit_checks
+from gpu_device_plugin.programs.doctor.rules import component_checks, container_checks
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, examine, grouped, known, note, ok, warning
 from gpu_device_plugin.report.rules.printing import gpu_names, listed
 
@@ -193,6 +199,27 @@ def _leftovers(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield note("leftovers", "{nodes}: annotations or capacity remain, though sharing is off", advice, nodes=left)
 
 
+def _claims(cluster: ClusterSymptoms) -> Iterable[Finding]:
+    return claims(
+        cluster.nodes,
+        cluster.claims,
+        cluster.slices,
+        cluster.device_classes,
+        resources=(cluster.memory_resource, cluster.count_resource),
+        version="" if isinstance(cluster.version, Unknown) else cluster.version,
+    )
+
+
+def _supervisors(cluster: ClusterSymptoms) -> Iterable[Finding]:
+    ready = {part.node for part in cluster.supervisors if part.ready}
+    return supervisors(cluster.nodes, ready, cluster.limits_by_profile)
+
+
+def _wishes(cluster: ClusterSymptoms) -> Iterable[Finding]:
+    pods = [seen.elastic for seen in cluster.pods if seen.elastic is not None]
+    return wishes(pods, cluster.nodes, cluster.memory_resource)
+
+
 CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = {
     "API server": known("version", lambda _, version: [ok("api", "Kubernetes {version}", version=version)]),
     "nodes": _installed,
@@ -200,11 +227,11 @@ CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = {
     "agents": component_checks.agents,
     "runtime class": _runtime_class,
     "GPUs": _gpus,
-    "GPU condition": known("histories", container_checks.condition_seen),
+    "GPU condition": known("histories", lambda _, histories: condition_seen(histories)),
     "allocatable": _allocatable,
     "capacity": capacity,
     "share size": _share_sizes,
-    "ResourceClaims": claim_checks.claims,
+    "ResourceClaims": _claims,
     "other plugins": _others,
     "leftovers": _leftovers,
     "extender": component_checks.extender,
@@ -214,11 +241,11 @@ CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = {
     "placement": component_checks.placement,
     "pending pods": component_checks.pending,
     "variables": component_checks.variables,
-    "memory limits": limit_checks.limits,
-    "MPS": limit_checks.supervisors,
-    "limits held": limit_checks.held,
-    "memory use": limit_checks.use,
-    "memory wishes": limit_checks.wishes,
+    "memory limits": lambda cluster: limits(cluster.nodes, cluster.limits_by_profile),
+    "MPS": _supervisors,
+    "limits held": lambda cluster: held(cluster.nodes),
+    "memory use": lambda cluster: use(cluster.nodes, cluster.ready),
+    "memory wishes": _wishes,
     "versions": component_checks.versions,
     "policies": known("policies", component_checks.policies),
     "gpushare's own parts": component_checks.original,

@@ -351,7 +351,7 @@ def variables(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 def policies(_: ClusterSymptoms, installed: frozenset[str]) -> Iterator[Finding]:
     """Check that the admission policies are installed."""
-    if missing := tuple(ADMISSION_POLICIES - installed):
+    if missing := tuple(sorted(ADMISSION_POLICIES - installed)):
         names = "" if len(missing) == len(ADMISSION_POLICIES) else " ({policies})"
         text = (
             "{policies:admission policy is|admission policies are} not installed" + names + ": pods may set requests "

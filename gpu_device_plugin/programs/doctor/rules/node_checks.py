@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
+from gpu_device_plugin.features.conflicts.settings import ConflictSettings
+from gpu_device_plugin.features.history.rules.gpu_condition import condition_here
+from gpu_device_plugin.features.limits.report import held, left_from_before, limits_here
+from gpu_device_plugin.features.limits.rules.enforcement import asked_enforcement
+from gpu_device_plugin.features.limits.settings import LimitSettings
+from gpu_device_plugin.features.mig.report import mig
+from gpu_device_plugin.features.mps.contract import STATE_FILE
+from gpu_device_plugin.features.mps.report import supervisor
+from gpu_device_plugin.features.mps.rules.mps_admission import lack
+from gpu_device_plugin.features.mps.settings import MpsSettings
+from gpu_device_plugin.features.use.report import use
+from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, MIG_LABEL
+from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.memory import MAX_DEVICE_IDS, format_mib
+from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import SHARES, Shares, TooManySharesError, unknown_exclusions
-from gpu_device_plugin.programs.doctor.rules import container_checks, limit_checks
+from gpu_device_plugin.programs.doctor.rules import container_checks
 from gpu_device_plugin.programs.doctor.rules.cluster_checks import capacity
 from gpu_device_plugin.programs.doctor.rules.symptoms import AgentSeen, ApiSeen, NodeSymptoms
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, known, note, ok, warning
@@ -36,27 +50,28 @@ _CORRECT = "correct it; until then a running agent keeps its settings, and one t
 
 
 def _shares(node: NodeSymptoms) -> Iterator[Finding]:
-    in_force = node.share_mib_in_force or node.share_mib
-    if in_force != node.share_mib:
+    settings, excluded = node.settings, node.settings.exclude_gpus
+    in_force = node.share_mib_in_force or settings.share_size_mib
+    if (waiting := settings.share_size_mib) != in_force:
         text = "one share is {size}, and a share_size of {waiting} waits: containers held shares when the agent started"
         advice = "drain the node, and restart its agent then"
-        yield warning("share-size-waits", text, advice, size=format_mib(in_force), waiting=format_mib(node.share_mib))
+        yield warning("share-size-waits", text, advice, size=format_mib(in_force), waiting=format_mib(waiting))
     try:
-        shares = Shares(in_force, node.reserve_mib).with_inventory(
-            node.inventory.with_unified(node.unified_mib), node.exclude_gpus, mig=node.mig_in_force
+        shares = Shares(in_force, settings.reserve_mib).with_inventory(
+            node.inventory.with_unified(settings.unified_memory_mib), excluded, mig=node.mig_in_force
         )
     except TooManySharesError as excess:
         yield error("too-many-shares", "{problem}", problem=str(excess))
         return
-    if problem := unknown_exclusions(node.exclude_gpus, node.inventory):
+    if problem := unknown_exclusions(excluded, node.inventory):
         yield warning("excluded-gpu-unknown", "{problem}", problem=problem)
     if shares.why_none:
         yield error("no-gpu-shared", "{problem}", problem=shares.why_none)
         return
     for gpu, why in shares.left_out:
-        if gpu in node.given or gpu.uuid in node.exclude_gpus or gpu.label in node.exclude_gpus:
+        if gpu in node.given or gpu.uuid in excluded or gpu.label in excluded:
             yield note(
-                "gpu-left-out", "{gpu} is not shared: {why}", gpu=container_checks.name(gpu, node), why=why
+                "gpu-left-out", "{gpu} is not shared: {why}", gpu=node.name(gpu), why=why
             )  # `mig` tells of the others
     yield from _given_as(node, shares, format_mib(in_force))
 
@@ -78,7 +93,7 @@ def _given_as(node: NodeSymptoms, shares: Shares, size: str) -> Iterator[Finding
         )
     for shared in unified:
         text = "{gpu} is given whole, as its memory is the machine's; --unified-memory says how much of that is shared"
-        yield ok("unified", text, gpu=container_checks.name(shared.gpu, node))
+        yield ok("unified", text, gpu=node.name(shared.gpu))
     if instances := len(whole) - len(unified):
         yield ok("whole-instances", "{instances:MIG instance} one by one", instances=instances)
 
@@ -90,11 +105,11 @@ def _directory(node: NodeSymptoms) -> Iterator[Finding]:
     if node.directory_problem:
         yield error("directory-unusable", "{problem}", problem=node.directory_problem)
     else:
-        yield ok("directory", "{directory} can be written", directory=node.directory)
+        yield ok("directory", "{directory} can be written", directory=str(node.settings.device_plugin_dir))
 
 
 def _kubelet(node: NodeSymptoms) -> Iterator[Finding]:
-    socket = f"{node.directory}/kubelet.sock"
+    socket = f"{node.settings.device_plugin_dir}/kubelet.sock"
     if node.kubelet_listens:
         yield ok("kubelet", "listens on {socket}", socket=socket)
     else:
@@ -115,7 +130,7 @@ def _records(node: NodeSymptoms) -> Iterator[Finding]:
 def _agent(node: NodeSymptoms) -> Iterator[Finding]:
     if node.agents_running == 0:
         advice = "kubectl label node {node} gpushare=true, and see kubectl -n gpushare get daemonset,pods -o wide"
-        yield error("no-agent", "no agent runs here", advice, node=node.node_name or "NODE")
+        yield error("no-agent", "no agent runs here", advice, node=node.settings.node_name or "NODE")
     elif isinstance(node.agent, Unknown):
         yield node.agent
     else:
@@ -147,7 +162,7 @@ def _settings(node: NodeSymptoms) -> Iterator[Finding]:
             f"correct the label (kubectl label node {{node}} --overwrite {CONFIG_LABEL}=...), or add the file",
             profile=label,
             folder=profiles.folder,
-            node=node.node_name or "NODE",
+            node=node.settings.node_name or "NODE",
         )
     elif problem := profiles.problems.get("" if label == DEFAULT_PROFILE else label):
         yield error("settings-unusable", "{problem}", _CORRECT, problem=problem)
@@ -175,7 +190,7 @@ def _streams(node: NodeSymptoms) -> Iterator[Finding]:
 
 def _others(node: NodeSymptoms) -> Iterator[Finding]:
     for sighting in node.others:
-        if node.allow_other_plugins:
+        if node.settings.of(ConflictSettings).allow_other_plugins:
             advice = "make sure that each has GPUs of its own: --exclude-gpus"
             yield warning("other-plugin-allowed", "{problem}, which is allowed", advice, problem=sighting.finding)
         else:
@@ -237,10 +252,10 @@ def _node(node: NodeSymptoms) -> Iterator[Finding]:
         advice = "see whether NODE_NAME, or --node-name, is the name of this node"
         yield error("node-unreadable", "{problem}", advice, problem=api.node_problem)
     elif api.node.shares_gpus:
-        yield ok("node-labelled", "{node} is labelled gpushare=true", node=node.node_name)
+        yield ok("node-labelled", "{node} is labelled gpushare=true", node=node.settings.node_name)
     else:
         text = "{node} is not labelled gpushare=true, by which the DaemonSet selects nodes"
-        yield note("node-not-labelled", text, "kubectl label node {node} gpushare=true", node=node.node_name)
+        yield note("node-not-labelled", text, "kubectl label node {node} gpushare=true", node=node.settings.node_name)
 
 
 def _offered(node: NodeSymptoms) -> Iterator[Finding]:
@@ -260,7 +275,7 @@ def _offered(node: NodeSymptoms) -> Iterator[Finding]:
 
 
 def _capacity(node: NodeSymptoms) -> Iterable[Finding]:
-    return capacity(node.alone, counted=any(each.name == node.count_resource for each in node.resources))
+    return capacity(node.alone, counted=any(each.kind is Kind.COUNT for each in node.resources))
 
 
 def _clock(node: NodeSymptoms) -> Iterator[Finding]:
@@ -279,18 +294,57 @@ def _clock(node: NodeSymptoms) -> Iterator[Finding]:
         yield warning("clock-skewed", text, "synchronize both clocks by NTP", seconds=round(abs(skew)))
 
 
+# --- Those of features ------------------------------------------------------------------------------------------------
+
+
+def _mig(node: NodeSymptoms) -> Iterable[Finding]:
+    label, mode = node.labels.get(MIG_LABEL, ""), node.mig_in_force
+    return mig(node.inventory.gpus, node.names, label, mode, node=node.settings.node_name, present=node.mig_present)
+
+
+def _limits(node: NodeSymptoms) -> Iterator[Finding]:
+    if node.extra_grant_problem:
+        text = "the agent does not start: {problem}"
+        yield error("extra-grant-unusable", text, "correct it, or empty extra_grant", problem=node.extra_grant_problem)
+        return
+    if node.invented:
+        yield ok("invented", "invented GPUs have none")
+        return
+    if node.driver_problem:
+        yield Unknown("no-driver", "advisory as long as no driver answers")
+        return
+    given = dict(enumerate(node.given))
+    whole = node.mig_in_force is MigMode.WHOLE
+    yield from limits_here(
+        node.settings.of(LimitSettings),
+        node.labels,
+        node.inventory,
+        given,
+        instances={position for position, gpu in given.items() if whole and gpu.instance is not None},
+        mps=partial(lack, node.mps),
+        toolkit=node.toolkit,
+    )
+    yield from left_from_before(node.inventory, node.with_driver_limits, node.toolkit)
+
+
+def _supervisor(node: NodeSymptoms) -> Iterable[Finding]:
+    asked = asked_enforcement(node.labels, node.settings.of(LimitSettings).limits) is Enforcement.MPS
+    file = node.settings.of(MpsSettings).mps_dir / STATE_FILE
+    return supervisor(node.mps, node.names, node.mps_left, str(file), asked=asked)
+
+
 CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = {
     "driver": container_checks.driver,
     "GPUs": container_checks.gpus,
-    "GPU condition": known("telemetry", container_checks.condition_here),
-    "MIG": container_checks.mig,
+    "GPU condition": known("telemetry", lambda node, telemetry: condition_here(node.names, telemetry)),
+    "MIG": _mig,
     "device nodes": container_checks.device_nodes,
     "container runtime": container_checks.runtime,
     "CDI": container_checks.cdi,
     "images": known("obeys_images", container_checks.images),
     "cgroups": known("cgroup", container_checks.cgroups),
-    "memory limits": limit_checks.limits_here,
-    "MPS": limit_checks.supervisor,
+    "memory limits": _limits,
+    "MPS": _supervisor,
     "shares": _shares,
     "kubelet directory": _directory,
     "kubelet": _kubelet,
@@ -305,7 +359,7 @@ CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = {
     "allocatable": _offered,
     "capacity": _capacity,
     "clock": _clock,
-    "limits held": lambda node: limit_checks.held(node.alone),
-    "memory use": lambda node: limit_checks.use(node.alone),
+    "limits held": lambda node: held(node.alone.nodes),
+    "memory use": lambda node: use(node.alone.nodes, node.alone.ready),
 }
 """A check comes after those on which it depends."""

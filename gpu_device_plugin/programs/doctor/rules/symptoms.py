@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
-from gpu_device_plugin.model.contract.node_use import NO_REPORT, node_report
-from gpu_device_plugin.model.contract.nodegpus import NO_GPUS
+from gpu_device_plugin.model.contract.node_use import node_report
 from gpu_device_plugin.model.mig import MigMode
-from gpu_device_plugin.model.nodes import NodeRecord
+from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.rules.node_config import mig_mode
 from gpu_device_plugin.report.rules.finding import Unknown
+from gpu_device_plugin.report.rules.node_view import ExaminedNode
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.conflicts.rules import Detection
     from gpu_device_plugin.features.history.contract import NodeHistory
     from gpu_device_plugin.features.mps.contract import MpsGpu
-    from gpu_device_plugin.model.contract.node_use import NodeReport
-    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
     from gpu_device_plugin.model.gpus import Gpu, Inventory
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.model.telemetry import GpuTelemetry
+    from gpu_device_plugin.settings.node import NodeSettings
 
 _NOT_EXAMINED = Unknown("not-examined", "not examined")
 
@@ -36,18 +36,12 @@ _NOT_EXAMINED = Unknown("not-examined", "not examined")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSeen(NodeRecord):
+class NodeSeen(ExaminedNode):
     """A node that shares GPUs or shared them before, has the label that switches this, or is of a group that shares."""
 
-    uid: str = ""
     annotated: bool = False
     """Whether an agent has annotated it with its GPUs."""
-    gpus: NodeGpus = NO_GPUS
     other_plugins: tuple[Detection, ...] = ()
-    report: NodeReport = NO_REPORT
-    """What its agent reports of limits and of real use."""
-    report_problems: tuple[str, ...] = ()
-    """Why a part of that cannot be read."""
 
 
 def node_seen(node: NodeRecord, now_s: float, **changes: Any) -> NodeSeen:
@@ -234,38 +228,19 @@ class NodeSymptoms:
     """Everything on a node that concerns GPU sharing."""
 
     # The agent's settings
+    settings: NodeSettings
     resources: tuple[Resource, ...]
-    memory_resource: str = ""
-    """The name of the memory resource, also where it is not offered."""
-    count_resource: str = ""
-    share_mib: int
+    """Those that it offers, with those of MIG profiles."""
     share_mib_in_force: int | None = None
     """The share size that the agent uses; None: it has recorded none."""
-    unified_mib: int = 0
-    """The machine's memory that a GPU without memory of its own is to share."""
-    reserve_mib: int = 0
-    exclude_gpus: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ("envvar",)
-    cdi_kind: str = "nvidia.com/gpu"
-    allow_other_plugins: bool = False
-    invented: bool = False
-    """Whether the GPUs come from a description file."""
     in_container: bool = False
     profiles: Profiles = NO_PROFILES
-    mig: str = MigMode.OFF
-    """How pods get MIG instances, unless the node's label says otherwise."""
-    limits: str = "auto"
-    limits_fallback: str = "refuse"
-    extra_grant: bool = False
-    """The setting `extra_grant` names a file."""
     extra_grant_problem: str = ""
-    """Why that file cannot be used, with advice."""
+    """Why the file of the setting `extra_grant` cannot be used, with advice."""
     mps: Mapping[str, MpsGpu] | str = ""
     """The daemons of the MPS supervisor, by the GPU's UUID, or why there is none."""
     mps_left: tuple[str, ...] = ()
     """The GPUs (by UUID) that a supervisor ran which no longer runs, and did not give back."""
-    mps_state_file: str = ""
-    """The path of the file that says so."""
 
     # The hardware
     driver_problem: str = ""
@@ -294,7 +269,6 @@ class NodeSymptoms:
     cgroup: int | Unknown = 2
 
     # The kubelet
-    directory: str = ""
     directory_problem: str = ""
     kubelet_listens: bool = True
     pod_resources_problem: str = ""
@@ -308,7 +282,27 @@ class NodeSymptoms:
     agents_running: int | None = None
     """The number of the agent's processes; None: processes are not visible from here."""
     api: ApiSeen | Unknown = _NOT_EXAMINED
-    node_name: str = ""
+
+    @property
+    def invented(self) -> bool:
+        """Whether the GPUs come from a description file."""
+        return self.settings.gpus != "nvml"
+
+    def name(self, gpu: Gpu) -> str:
+        """Return a GPU or an instance with its UUID, as people know it: by its number in the node's list, if any."""
+        if gpu.instance is not None:
+            return f"MIG instance {gpu.label} ({gpu.uuid})"
+        listed = () if isinstance(self.api, Unknown) else (*self.api.node.gpus.gpus, *self.api.node.gpus.gone)
+        numbers = {each.uuid: each.position for each in listed if each.uuid}
+        number = numbers.get(gpu.uuid)
+        if number is None and numbers:
+            return f"the GPU {gpu.uuid} (nvidia-smi counts it as {gpu.index})"
+        return f"GPU {gpu.index if number is None else number} ({gpu.uuid})"
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The same of all GPUs, by UUID."""
+        return {gpu.uuid: self.name(gpu) for gpu in self.inventory.gpus}
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -320,9 +314,10 @@ class NodeSymptoms:
         """A cluster of this node and its agent, as far as they are known here."""
         node = NodeSeen(name="") if isinstance(self.api, Unknown) else self.api.node
         ready = isinstance(self.agent, AgentSeen) and not self.agent.missing
+        names = {resource.kind: resource.name for resource in self.settings.managed}  # also where they are not offered
         return ClusterSymptoms(
-            memory_resource=self.memory_resource,
-            count_resource=self.count_resource,
+            memory_resource=names[Kind.MEMORY],
+            count_resource=names[Kind.COUNT],
             nodes=(node,) if node.name else (),
             agents=(ComponentStatus(name="", node=node.name, ready=ready),),
         )
@@ -330,7 +325,7 @@ class NodeSymptoms:
     @property
     def mig_in_force(self) -> MigMode:
         """How pods get MIG instances."""
-        return mig_mode(self.mig, self.labels.get(MIG_LABEL, ""))
+        return mig_mode(self.settings.mig, self.labels.get(MIG_LABEL, ""))
 
     @property
     def given(self) -> tuple[Gpu, ...]:

@@ -478,6 +478,7 @@ def test_versions_and_other_installations(check: str, changes: dict[str, Any], e
 def test_the_policies_are_named_unless_all_are_missing(installed: frozenset[str], sentence: str) -> None:
     (finding,) = CHECKS["policies"](replace(WELL, policies=installed))
     assert str(finding).startswith(sentence)
+    assert finding.parameters["policies"] == tuple(sorted(ADMISSION_POLICIES - installed))
 
 
 def test_the_policies_are_those_of_the_manifest() -> None:

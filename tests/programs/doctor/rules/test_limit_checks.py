@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from gpu_device_plugin.features.limits.rules.enforcement import asked_enforcement
 from gpu_device_plugin.model.contract.keys import ALLOCATION, RESIZE_BOUND, SCHEDULE_LABEL, SET_LIMITS_LABEL
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.doctor.rules.cluster_checks import CHECKS
-from gpu_device_plugin.programs.doctor.rules.limit_checks import asked_enforcement
 from gpu_device_plugin.programs.doctor.rules.symptoms import ComponentStatus, NodeSeen, PodSeen
 from tests.names import MEM
 from tests.programs.doctor.rules.test_cluster_checks import WELL, agent, node, of
@@ -99,6 +99,8 @@ def test_a_node_that_wants_mps_needs_a_supervisor() -> None:
     ready = [ComponentStatus(name=f"gpushare/mps-{name}", node=name, ready=True) for name in "abd"]
     assert of("MPS", "nodes", nodes=wanting, supervisors=tuple(ready)) == ["ok supervisors nodes=3"]
     ready[1] = replace(ready[1], ready=False)
+    (missing,) = CHECKS["MPS"](replace(WELL, nodes=wanting))
+    assert missing.parameters["nodes"] == ("a", "b", "d")
     assert of("MPS", "nodes", nodes=wanting, supervisors=tuple(ready[:2])) == ["error no-supervisor nodes=b, d"]
     assert of("MPS", nodes=wanting[4:]) == []
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.resources import Kind
@@ -16,6 +17,7 @@ from gpu_device_plugin.report.rules.finding import Unknown
 from tests.findings import told
 from tests.mig_gpus import LARGE, MIDDLE, SMALL, in_mig_mode
 from tests.names import COUNT, MEM
+from tests.programs.doctor.rules.test_node_checks import changed
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
@@ -33,13 +35,11 @@ FOUND_CDI = frozenset({"nvidia.com/gpu=GPU-t", *(f"nvidia.com/gpu=MIG-m{n}" for 
 def node(inventory: Inventory, labels: Mapping[str, str] | None = None, **changes: Any) -> NodeSymptoms:
     known: dict[str, Any] = {
         "resources": RESOURCES,
-        "memory_resource": MEM,
-        "count_resource": COUNT,
         "toolkit": "1.20.1",
         "node_name": "a",
         "api": ApiSeen("https://10.96.0.1:443", node=NodeSeen(name="node-a", labels=labels or {})),
     }
-    return NodeSymptoms(share_mib=1024, inventory=inventory, **{**known, **changes})
+    return changed(NodeSymptoms(settings=NODE_SETTINGS(), resources=(), inventory=inventory), {**known, **changes})
 
 
 def with_gpus(*gpus: Gpu, **changes: Any) -> NodeSymptoms:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpu_device_plugin.features.conflicts.rules import sightings
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
+from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.contract.keys import NODE_USE, SCHEDULE_LABEL, SET_LIMITS_LABEL
 from gpu_device_plugin.model.contract.node_use import NO_REPORT
 from gpu_device_plugin.model.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
@@ -38,10 +40,8 @@ GPUS = (
 )
 CONTAINERD = Runtime("containerd", "/etc/containerd/config.toml", ("nvidia",), default=False, cdi=True)
 WELL = NodeSymptoms(
+    settings=NODE_SETTINGS(node_name="node-a"),
     resources=RESOURCES,
-    memory_resource=MEM,
-    count_resource=COUNT,
-    share_mib=1024,
     inventory=Inventory(GPUS, driver_version="615.71.09", cgroup=2),
     device_nodes={"/dev/nvidiactl": "", "/dev/nvidia-uvm": "", "/dev/nvidia0": "", "/dev/nvidia1": ""},
     runtimes=(CONTAINERD,),
@@ -49,7 +49,6 @@ WELL = NodeSymptoms(
     toolkit="1.20.1",
     obeys_images=False,
     cgroup=2,
-    directory="/var/lib/kubelet/device-plugins",
     agent=AgentSeen("http://127.0.0.1:9445", streams={MEM: True, COUNT: True}, version="0.1.0"),
     agents_running=1,
     api=ApiSeen(
@@ -65,14 +64,20 @@ WELL = NodeSymptoms(
             gpus=NodeGpus((ListedGpu(0, 15), ListedGpu(1, 15)), share_mib=1024),
         ),
     ),
-    node_name="node-a",
 )
 HIDDEN = Unknown("hidden", "not to be seen", "look {where}", where="elsewhere")
 
 
 def of(check: str, show: str = "", **changes: Any) -> list[str]:
     """Return the findings of one check, with the parameters that `show` names."""
-    return told(CHECKS[check](replace(WELL, **changes)), show)
+    return told(CHECKS[check](changed(WELL, changes)), show)
+
+
+def changed(node: NodeSymptoms, changes: dict[str, Any]) -> NodeSymptoms:
+    """Return a node with other settings and symptoms; what has the name of both is a symptom."""
+    names = {each.name for each in fields(node.settings)} - {each.name for each in fields(node)}
+    settings = replace(node.settings, **{name: value for name, value in changes.items() if name in names})
+    return replace(node, settings=settings, **{name: value for name, value in changes.items() if name not in names})
 
 
 def api(**changes: Any) -> ApiSeen:
@@ -142,7 +147,7 @@ SHOWN = "paths runtimes devices gpu why"
     [
         case("driver", "error driver-unusable", driver_problem="it hangs"),
         case("driver", "error no-gpu", inventory=NO_INVENTORY),
-        case("driver", "ok driver", invented=True),
+        case("driver", "ok driver", gpus="gpus.yaml"),
         case(
             "driver",
             "error gpu-unread why=GPU-c is left out",
@@ -161,7 +166,7 @@ SHOWN = "paths runtimes devices gpu why"
         case("cgroups", "warning cgroup-v1", cgroup=1),
         case("cgroups", "unknown hidden", cgroup=HIDDEN),
         # A daemon-reload takes the GPU away of nodes that systemd does not know, unless the runtime is given a rule.
-        case("device nodes", "ok invented", invented=True),
+        case("device nodes", "ok invented", gpus="gpus.yaml"),
         case(
             "device nodes",
             "error no-uvm why=is missing",
@@ -184,7 +189,7 @@ SHOWN = "paths runtimes devices gpu why"
         case("device nodes", f"ok device-nodes paths={NODES}", **UNLINKED, devices=("envvar", "device-specs")),
         case("device nodes", f"ok device-nodes paths={NODES}", **UNLINKED, devices=("cdi",)),
         # Without NVIDIA's runtime a variable gives no GPU.
-        case("container runtime", "ok invented", invented=True, runtimes=()),
+        case("container runtime", "ok invented", gpus="gpus.yaml", runtimes=()),
         case("container runtime", "ok runtime-default", runtimes=DEFAULT),
         case("container runtime", "error no-nvidia-runtime runtimes=no container runtime", runtimes=()),
         case(
@@ -201,7 +206,7 @@ SHOWN = "paths runtimes devices gpu why"
         case("container runtime", "ok runtime-gave-driver", runtimes=HIDDEN, in_container=True),
         case("container runtime", "unknown hidden", runtimes=HIDDEN),
         case("container runtime", "unknown hidden", runtimes=HIDDEN, in_container=True, driver_problem="x"),
-        case("container runtime", "unknown hidden", runtimes=HIDDEN, in_container=True, invented=True),
+        case("container runtime", "unknown hidden", runtimes=HIDDEN, in_container=True, gpus="gpus.yaml"),
         # A CDI file that names GPUs otherwise is of no use; the toolkit writes indexes unless told otherwise.
         case("CDI", cdi_devices=HIDDEN),
         case("CDI", "unknown hidden", cdi_devices=HIDDEN, devices=("cdi",)),
@@ -236,22 +241,26 @@ def test_the_hardware_and_how_containers_reach_it(check: str, changes: dict[str,
 CARRYING = ("0f6b8c1e/main", "1a2b3c4d/main", "1a2b3c4d/side")
 WILL_NOT_RESTART = "warning containers-will-not-restart"
 ONE_IN_MIG = replace(WELL.inventory, gpus=(GPUS[0], replace(GPUS[1], mig=True)))
+CUSTOM = {"limits": "custom", "extra_grant": Path("/x")}
 ASKS_MPS = {"api": labelled(**{"set-limits": "mps"}), "inventory": OLD, "mps": {}}
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"invented": True}, ["ok invented"]),
+        ({"gpus": "gpus.yaml"}, ["ok invented"]),
         ({"driver_problem": "x"}, ["unknown no-driver"]),
-        ({"limits": "custom", "extra_grant": True, "extra_grant_problem": "/x: none"}, ["error extra-grant-unusable"]),
+        (
+            {**CUSTOM, "extra_grant_problem": "/x: none"},
+            ["error extra-grant-unusable"],
+        ),
         ({"inventory": OLD}, ["note limits-advisory"]),
         ({"inventory": replace(WELL.inventory, cgroup=1)}, ["note limits-advisory"]),
         ({"inventory": ONE_IN_MIG}, ["ok limits"]),
         ({"inventory": OLD, "limits": "driver"}, ["error limits-missing"]),
         ({"inventory": OLD, "limits": "driver", "limits_fallback": "advisory"}, ["warning limits-missing"]),
         (ASKS_MPS, ["ok limits"]),
-        ({"inventory": OLD, "api": HIDDEN, "limits": "custom", "extra_grant": True}, ["note limits-soft"]),
+        ({"inventory": OLD, "api": HIDDEN, **CUSTOM}, ["note limits-soft"]),
         ({"api": labelled(**{"set-limits": "all"})}, ["warning label-ignored", "ok limits"]),
         # ACK's label requires nothing, so that no container is refused.
         ({"api": api(labels={SCHEDULE_LABEL: "mps"}), "mps": "it does not run"}, ["warning limits-missing"]),
@@ -292,7 +301,7 @@ def test_the_advice_of_what_hides_the_toolkit_is_that_of_the_finding() -> None:
 
 
 READY = MpsGpu(MpsStatus.READY)
-LEFT = {"mps": "it does not run", "mps_left": ("GPU-b", "GPU-x"), "mps_state_file": "/run/state.json"}
+LEFT = {"mps": "it does not run", "mps_left": ("GPU-b", "GPU-x"), "mps_dir": Path("/run")}
 DAEMONS = {"GPU-b": MpsGpu(MpsStatus.FAULT), "GPU-x": MpsGpu(MpsStatus.FAILED, "no program"), "GPU-a": READY}
 ASKED = {"api": api(labels={SET_LIMITS_LABEL: "mps"})}
 
@@ -353,11 +362,11 @@ OTHERS = sightings(["nvidia-gpu.sock"], [], {}, ())
         ),
         case("shares", "ok shares gpus=2 GPUs shares=30 size=1 GiB", share_mib_in_force=1024),
         # Two GPUs of 15 GiB in shares of 1 MiB are 30,720 IDs.
-        case("shares", "error too-many-shares", share_mib=1),
+        case("shares", "error too-many-shares", share_size_mib=1),
         case("shares", "note gpu-left-out", "ok shares gpus=1 GPU shares=15 size=1 GiB", exclude_gpus=("GPU-a",)),
         case("shares", "ok unified", inventory=UNIFIED),
-        case("shares", "ok shares gpus=1 GPU shares=64 size=1 GiB", inventory=UNIFIED, unified_mib=64 * 1024),
-        case("shares", "error no-gpu-shared", share_mib=100 * 1024),
+        case("shares", "ok shares gpus=1 GPU shares=64 size=1 GiB", inventory=UNIFIED, unified_memory_mib=64 * 1024),
+        case("shares", "error no-gpu-shared", share_size_mib=100 * 1024),
         case("shares", "error no-gpu-shared", exclude_gpus=("GPU-a", "1")),
         case(
             "shares", "warning excluded-gpu-unknown", "ok shares gpus=2 GPUs shares=30 size=1 GiB", exclude_gpus=("9",)

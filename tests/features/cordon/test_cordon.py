@@ -10,8 +10,8 @@ import pytest
 
 from gpu_device_plugin.model.contract.cordons import Cordon, read_cordons, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS, MOVE_TO
+from tests.features.capacity.test_plan import budget, owned
 from tests.programs.inspect.test_inspect_program import PROG, World, gpu, node, pod
-from tests.programs.inspect.test_plan import budget, owned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

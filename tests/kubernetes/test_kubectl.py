@@ -13,6 +13,7 @@ import pytest
 from gpu_device_plugin.kubernetes import kubectl
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, reaching
 from tests.patience import eventually
+from tests.programs.conftest import _servers_end  # noqa: F401 - a fixture
 from tests.programs.inspect.test_inspect_program import World
 
 if TYPE_CHECKING:
