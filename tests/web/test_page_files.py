@@ -70,6 +70,11 @@ def test_the_files_of_others_are_as_they_came() -> None:
     }
 
 
+def test_only_one_script_uses_the_library() -> None:
+    """So each text on the page goes through its `plain`."""
+    assert [path.name for path in SCRIPTS if "vendor/" in path.read_text(encoding="utf-8")] == ["dom.js"]
+
+
 def test_the_server_has_exactly_the_files_of_known_kinds() -> None:
     """Also those in folders, each by its path: nothing else can be asked for."""
     known = {path.relative_to(PAGE).as_posix() for path in EVERY if path.suffix in TYPES}

@@ -321,6 +321,7 @@ export function t(key, values = {}) {
 }
 
 export function number(value, digits = 0) {
+  if (Number.isInteger(value) && value >= 0 && value < 1000) return String(value); // most are, and all languages write them so
   if (!numbers.has(digits)) {
     numbers.set(digits, new Intl.NumberFormat(LOCALES[language], { maximumFractionDigits: digits }));
   }
