@@ -181,7 +181,7 @@ async def test_the_page_is_served_with_what_the_cluster_has(tmp_path: Path, plug
                 line = (await process.stdout.readline()).decode()
                 found = re.fullmatch(r"The page is at (http://127\.0\.0\.1:\d+)/#token=(\S+)\n", line)
                 assert found is not None, (line, await process.communicate())
-                for name in ("", "main.js", "page.css", "vendor/lit-html/directives/repeat.js"):
+                for name in ("", "main.js", "page.css", "zh.json", "vendor/lit-html/directives/repeat.js"):
                     async with http.get(f"{found[1]}/{name}") as answer:
                         page = ROOT / "gpu_device_plugin/programs/web/page" / (name or "index.html")
                         assert await answer.read() == page.read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shutil
 import subprocess
@@ -21,9 +22,8 @@ VENDOR = PAGE / "vendor"
 EVERY = sorted(path for path in PAGE.rglob("*") if path.is_file())
 FILES = [path for path in EVERY if VENDOR not in path.parents]
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
-WORD = re.compile(r'^  (\w+): \["((?:[^"\\]|\\.)+)", "((?:[^"\\]|\\.)+)"\],$', re.MULTILINE)
-WORDS = {
-    key: (english, chinese) for key, english, chinese in WORD.findall((PAGE / "words.js").read_text(encoding="utf-8"))
+WORDS: dict[str, dict[str, str]] = {
+    name: json.loads((PAGE / f"{name}.json").read_text(encoding="utf-8")) for name in ("en", "zh")
 }
 
 
@@ -118,27 +118,28 @@ def test_scripts_make_no_markup_and_no_code_of_text(path: Path) -> None:
 
 
 def test_every_word_is_there_in_both_languages() -> None:
-    """Every line of the table is one, and both have the same blanks to fill in."""
-    table = (PAGE / "words.js").read_text(encoding="utf-8").partition("const WORDS = {\n")[2].partition("\n};")[0]
-    assert len(WORDS) == len(table.splitlines())
-    for key, (english, chinese) in WORDS.items():
+    """In the same order, and both have the same blanks to fill in."""
+    assert list(WORDS["en"]) == list(WORDS["zh"])
+    for key, english in WORDS["en"].items():
+        chinese = WORDS["zh"][key]
         blanks = [set(re.findall(r"\{(\w+)\}", form)) for form in english.split("|")]
         assert set(re.findall(r"\{(\w+)\}", chinese)) == set().union(*blanks), key
         assert "|" not in chinese, key
+        assert chinese, key
 
 
 def test_every_word_that_is_used_is_there_and_every_word_is_used(markup: Markup) -> None:
-    scripts = "".join(path.read_text(encoding="utf-8") for path in SCRIPTS if path.name != "words.js")
+    scripts = "".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
     used = {
         value for _, given in markup.elements for name, value in given.items() if name.startswith("data-t") and value
     }
     used |= set(re.findall(r'\bt\("(\w+)"', scripts))
-    assert used - set(WORDS) == set()
+    assert used - set(WORDS["en"]) == set()
     begun = tuple(re.findall(r"\bt\(`(\w+)\$\{", scripts))  # such as t(`count_${key}`)
     quoted = set(re.findall(r'"(\w+)"', scripts)) | set(
         re.findall(r'"(\w+)"', (PAGE / "amounts.js").read_text(encoding="utf-8"))
     )
-    assert [key for key in WORDS if key not in used | quoted and not key.startswith(begun)] == []
+    assert [key for key in WORDS["en"] if key not in used | quoted and not key.startswith(begun)] == []
 
 
 def test_the_wheel_has_the_page(tmp_path: Path) -> None:

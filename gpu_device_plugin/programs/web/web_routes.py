@@ -41,7 +41,12 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.web.page_state import PageState
     from gpu_device_plugin.programs.web.streams import Streams
 
-_TYPES: Mapping[str, str] = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_TYPES: Mapping[str, str] = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "json": "application/json",
+}
 """The files that are served, by the end of their names."""
 
 
