@@ -1,4 +1,4 @@
-/** Makes what the drawer shows of a pod and of a node. */
+/** Makes what the side panel shows of a pod and of a node. */
 
 import { ageOf, memory, percent } from "./amounts.js";
 import { cardOf, meterOf } from "./cards.js";

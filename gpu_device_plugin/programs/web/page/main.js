@@ -6,7 +6,7 @@ import { cardOf, isFilled } from "./cards.js";
 import { Cluster, gpusOf, hasPart, isTroubled, namespacesOf, partsOf } from "./cluster.js";
 import { gpuDetails, keyDetails, namespaceDetails, nodeDetails, podDetails } from "./details.js";
 import { html, reconciling, rewrite, show } from "./dom.js";
-import { Drawer } from "./drawer.js";
+import { SidePanel } from "./side_panel.js";
 import { listenToFilters, showFilters } from "./filterbar.js";
 import { hasPlace, inOrder, isShown, partMatches, problemMatches, waitMatches } from "./filters.js";
 import { tileOf } from "./heatmap.js";
@@ -59,7 +59,7 @@ const past = {
   incidents: (node) => readPast(`incidents/${encodeURIComponent(node)}`),
   incident: (node, name) => readPast(`incidents/${encodeURIComponent(node)}/${encodeURIComponent(name)}`),
 };
-const drawer = new Drawer($("drawer"), () => go({ pod: "", panel: "" }));
+const sidePanel = new SidePanel($("side-panel"), () => go({ pod: "", panel: "" }));
 const showing = new Slices(showAll, {
   done({ start }) {
     performance.clearMeasures("gpushare:show"); // the browser keeps all that is not cleared
@@ -85,7 +85,7 @@ function go(change, { replace = false } = {}) {
   askedNow ||= ["ns", "node", "model", "q", "trouble"].some((name) => name in change);
   address.write(asked, { replace });
   showing.restart();
-  if ("pod" in change || "panel" in change) showDrawer();
+  if ("pod" in change || "panel" in change) showSidePanel();
 }
 
 /** Shows everything, as a generator for `Slices`: a card or tile is written whole, with its node as it is by then. */
@@ -219,10 +219,10 @@ function showNotes() {
   $("notes").hidden = !notes.length || !(cluster.nodes.size || cluster.notes.length);
 }
 
-function showDrawer({ again = false } = {}) {
+function showSidePanel({ again = false } = {}) {
   if (asked.pod.includes("/")) {
     const [ns, name] = asked.pod.split("/", 2);
-    drawer.open(name, async (signal) => {
+    sidePanel.open(name, async (signal) => {
       const path = `${encodeURIComponent(ns)}/${encodeURIComponent(name)}`;
       const answer = await ask(`pods/${path}`, { signal });
       const plans = { read: async () => (await ask(`plans/${path}`, { signal })).json(), node: (node) => cluster.nodes.get(node) ?? {} };
@@ -230,8 +230,8 @@ function showDrawer({ again = false } = {}) {
     }, { again });
   } else if (asked.panel && cluster.known) {
     const [title, details] = panel(...asked.panel.split("/"));
-    drawer.open(title, async () => details ?? html`<p class="quiet">${t("none_shown")}</p>`, { again });
-  } else if (!asked.panel && !asked.pod) drawer.close();
+    sidePanel.open(title, async () => details ?? html`<p class="quiet">${t("none_shown")}</p>`, { again });
+  } else if (!asked.panel && !asked.pod) sidePanel.close();
 }
 
 /** Title and details of a node, NODE, of a GPU, NODE/INDEX, or of a namespace, /NAMESPACE; no details of what is not there. */
@@ -246,7 +246,7 @@ function panel(name, of) {
   return [t("gpu_at", { node: name, gpu: gpu ? placeOf(gpu) : of }), gpu && gpuDetails(node, gpu, open, past)];
 }
 
-/** Reads what an agent remembers, unless that was done a moment ago: the drawer is filled again at every change. */
+/** Reads what an agent remembers, unless that was done a moment ago: the side panel is filled again at every change. */
 function readPast(path) {
   for (const [known, { at }] of answers) if (performance.now() - at > REMEMBERED_MS) answers.delete(known);
   if (!answers.has(path)) answers.set(path, { at: performance.now(), answer: ask(path).then((answer) => answer.json()) });
@@ -273,8 +273,8 @@ const live = new Live({
     if (name === "cluster") looking.follow(data.stream);
     if (!cluster.take(name, data)) return;
     showing.ask();
-    if (first) showDrawer();
-    else if (name === "cluster" || concernsDrawer(data)) refreshDrawer();
+    if (first) showSidePanel();
+    else if (name === "cluster" || concernsSidePanel(data)) refreshSidePanel();
   },
   lost(why, nextMs) {
     status.lost(why instanceof Refused ? serverSaying(why.message) : t(why, { n: SILENCE_MS / 1000 }), nextMs);
@@ -282,23 +282,23 @@ const live = new Live({
   login: askForToken,
 });
 
-/** Whether a change is about what the drawer shows. */
-function concernsDrawer({ nodes, gone, waiting }) {
+/** Whether a change is about what the side panel shows. */
+function concernsSidePanel({ nodes, gone, waiting }) {
   const [name, of] = asked.panel.split("/");
   if (asked.panel) return nodes.some((node) => (name ? node.name === name : namespacesOf(node).has(of))) || gone.includes(name);
   return Boolean(asked.pod) && (waiting !== undefined || nodes.some(hasPod));
 }
 
-/** Whether the pod of the drawer is on a node. */
+/** Whether the pod of the side panel is on a node. */
 function hasPod(node) {
   return gpusOf(node).some((gpu) => partsOf(gpu).some((part) => hasPart(asked.pod, part)));
 }
 
-/** Shows what became of the drawer's node or pod, a while after a change: a busy cluster is not asked at each one. */
-function refreshDrawer() {
+/** Shows what became of the side panel's node or pod, a while after a change: a busy cluster is not asked at each one. */
+function refreshSidePanel() {
   refreshing ||= setTimeout(() => {
     refreshing = 0;
-    if (drawer.isAtRest) showDrawer({ again: true });
+    if (sidePanel.isAtRest) showSidePanel({ again: true });
   }, REFRESH_MS);
 }
 
@@ -378,7 +378,7 @@ function listen() {
     [typing, typed] = [0, {}];
     if (asked.lang !== before) setLanguage(asked.lang);
     showing.restart();
-    showDrawer();
+    showSidePanel();
   });
   // A new address of a command that was started again, pasted into this tab: the page is not loaded again for that.
   addEventListener("hashchange", () => takeToken() && begin());
@@ -389,7 +389,7 @@ function listen() {
   $("lang").addEventListener("change", (event) => {
     setLanguage(event.target.value);
     go({ lang: event.target.value });
-    showDrawer();
+    showSidePanel();
   });
   $("hour").addEventListener("click", () => open.namespace(asked.ns));
   $("lost-now").addEventListener("click", () => live.now());
@@ -403,7 +403,7 @@ function listen() {
     $("token").value = "";
     begin();
   });
-  const showKeys = () => drawer.open(t("keys_title"), async () => keyDetails());
+  const showKeys = () => sidePanel.open(t("keys_title"), async () => keyDetails());
   $("help").addEventListener("click", showKeys);
   addEventListener("keydown", (event) => {
     if (event.altKey || event.ctrlKey || event.metaKey || event.target.closest?.("input, select, textarea") || $("page").hidden) return;
@@ -414,7 +414,7 @@ function listen() {
     } else if (event.key === "?") showKeys();
   });
   $("cards").addEventListener("keydown", moveOnBars);
-  $("drawer").addEventListener("keydown", moveOnBars);
+  $("side-panel").addEventListener("keydown", moveOnBars);
   $("map").addEventListener("keydown", moveOnMap);
   addEventListener("focusin", (event) => {
     moveStop(event, ".gpus", ".part");

@@ -1,11 +1,11 @@
-/** The drawer at the side of the page: shows one pod or one node, and gives the focus back when it closes. */
+/** The panel at the side of the page: shows one pod or one node, and gives the focus back when it closes. */
 
 import { html, show } from "./dom.js";
 import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
-/** The drawer of index.html. */
-export class Drawer {
+/** The side panel of index.html. */
+export class SidePanel {
   #root;
   #title;
   #body;
@@ -17,9 +17,9 @@ export class Drawer {
   constructor(root, closed) {
     this.#root = root;
     this.#title = root.querySelector("h2");
-    this.#body = root.querySelector(".drawer-body");
+    this.#body = root.querySelector(".side-panel-body");
     this.#closed = closed;
-    root.querySelector(".drawer-close").addEventListener("click", () => this.dismiss());
+    root.querySelector(".side-panel-close").addEventListener("click", () => this.dismiss());
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && !event.defaultPrevented && this.isOpen) this.dismiss();
     });
