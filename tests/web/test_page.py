@@ -518,6 +518,31 @@ async def test_hostile_names_stay_text_within_their_bounds(browser: Browser, wid
         assert "\\u202eroom" in await tab.text("#waits")
 
 
+async def test_every_value_of_a_template_is_text_of_which_each_character_is_seen(browser: Browser) -> None:
+    """In texts, attributes, lists and templates within others; what is not there leaves no attribute, and nothing inline."""
+    async with opened(browser, small()) as (tab, _):
+        found = await tab.run("""
+import('./dom.js').then(({ html, keyed, made, rewrite, styled }) => {
+  const evil = '<img src=x onerror="x"> \\u202e&amp;';
+  const write = (values, width) => html`<p title=${evil} class=${null} data-x=${false} ${styled({ width })}>
+    ${evil}<b>${values.map((each) => [each, html`<i>${each}</i>`])}</b>
+    <u>${keyed(values, (each) => each, (each) => each)}</u></p>`;
+  const element = made(write([evil, evil, ''], '3px'));
+  const before = element.outerHTML.replaceAll(/<!--.*?-->/gs, '');
+  rewrite(element, write(['plain'], '4px'));
+  return [before, element.querySelector('b').textContent, element.querySelector('u').textContent, element.style.width];
+})""")
+        text, attribute = (
+            '&lt;img src=x onerror="x"&gt; \\u202e&amp;amp;',
+            "&lt;img src=x onerror=&quot;x&quot;&gt; \\u202e&amp;amp;",
+        )
+        assert found[0] in {
+            f'<p title="{each}" style="width: 3px;">{text}<b>{text}<i>{text}</i>{text}<i>{text}</i><i></i></b><u>{text}{text}</u></p>'
+            for each in (attribute, attribute.replace("&lt;", "<").replace("&gt;", ">"))
+        }
+        assert found[1:] == ["plainplain", "plain", "4px"]
+
+
 async def test_the_watch_for_complaints_sees_what_the_policy_forbids(browser: Browser) -> None:
     """Else the tests that find none would say nothing."""
     async with opened(browser, small()) as (tab, _):

@@ -21,17 +21,16 @@ const WHOLE_NAME = 5;
  * @param on.node (name), on.gpu (name, index), on.pod (ns, pod): what was chosen
  * @param matches (part): whether a pod is what the filters ask for
  * @param shallow without its bars
- * @param alone it is in no list of cards, and the keyboard stops at each of its GPUs
  */
-export function cardOf(node, on, matches, { shallow = false, alone = false } = {}) {
+export function cardOf(node, on, matches, { shallow = false } = {}) {
   const [rows, notes] = [rowsOf(node), nodeNotes(node)];
-  const row = (gpu) => (gpu.parted ? html`<li class="gpu-head">${t("mig_gpu", { i: gpu.number })}</li>` : rowOf(node, gpu, on, matches, alone));
-  return html`<article class=${classes("card", !takesPods(node) && "card-closed")} role=${!alone && "listitem"} data-node=${node.name} aria-label=${node.name}
+  const row = (gpu) => (gpu.parted ? html`<li class="gpu-head">${t("mig_gpu", { i: gpu.number })}</li>` : rowOf(node, gpu, on, matches));
+  return html`<article class=${classes("card", !takesPods(node) && "card-closed")} role="listitem" data-node=${node.name} aria-label=${node.name}
       ${styled({ "--gpus": String(Math.max(1, rows.length)) })}>
       <header class="card-head">
         <h3><button class="node-name" type="button" @click=${() => on.node(node.name)}>${node.name}</button></h3>
         <span class="node-models">${modelsSaying(node)}</span>
-        <span class="badges">${keyed(badgesOf(node), ([look]) => look, badge)}</span>
+        <span class="badges">${!node.ready && badge("badge-bad", t("not_ready"))}${node.unschedulable && badge("badge-warn", t("cordoned"))}${node.claims && badge("badge-claims", t("serves_claims"))}${node.limits && badge(KEEPING.includes(node.limits) ? "badge-kept" : "badge-open", enforcementSaying(node.limits), enforcementHint(node.limits))}</span>
         <span class="node-sum">${givenSaying(node)}</span>
       </header>
       ${node.problem && html`<p class="note note-bad">${serverSaying(node.problem)}</p>`}
@@ -69,21 +68,13 @@ function nodeNotes(node) {
   ].filter(Boolean);
 }
 
-function badgesOf(node) {
-  return [
-    !node.ready && ["badge-bad", t("not_ready")],
-    node.unschedulable && ["badge-warn", t("cordoned")],
-    node.claims && ["badge-claims", t("serves_claims")],
-    node.limits && [KEEPING.includes(node.limits) ? "badge-kept" : "badge-open", enforcementSaying(node.limits), enforcementHint(node.limits)],
-  ].filter(Boolean);
-}
-
 /** A badge. Its hint, if it has one, is read by the pointer, by the keyboard and aloud. */
-function badge([look, text, hint]) {
-  return html`<span class=${`badge ${look}`} data-tip=${hint || null} aria-description=${hint || null} tabindex=${hint ? "0" : null} role=${hint ? "note" : null}>${text}</span>`;
+function badge(look, text, hint = "") {
+  if (!hint) return html`<span class=${`badge ${look}`}>${text}</span>`;
+  return html`<span class=${`badge ${look}`} data-tip=${hint} aria-description=${hint} tabindex="0" role="note">${text}</span>`;
 }
 
-function rowOf(node, gpu, on, matches, alone) {
+function rowOf(node, gpu, on, matches) {
   const given = gpu.pods ?? [];
   const taken = gpu.usedShares ?? 0;
   const shown = given.reduce((sum, part) => sum + part.shares, 0);
@@ -92,7 +83,7 @@ function rowOf(node, gpu, on, matches, alone) {
   const notes = notesOf(node, gpu);
   // The bar's name says what is free too; on the bar it is for the eye.
   return html`<li class=${classes("gpu", gpu.mig && "gpu-mig")}>
-      <button class="gpu-i" type="button" tabindex=${alone ? "0" : "-1"} aria-label=${t("gpu_open", { gpu: placeOf(gpu) })} @click=${() => on.gpu(node.name, gpu.index)}>${gpu.mig ? `${migId(gpu)}\n${gpu.mig.profile}` : gpu.index}</button>
+      <button class="gpu-i" type="button" tabindex="-1" aria-label=${t("gpu_open", { gpu: placeOf(gpu) })} @click=${() => on.gpu(node.name, gpu.index)}>${gpu.mig ? `${migId(gpu)}\n${gpu.mig.profile}` : gpu.index}</button>
       <div class=${classes("bar", gpu.reason && "bar-bad", gpu.cordon && "bar-cordoned")} role="group" aria-label=${`${gpuName(gpu)}: ${gpuSaying(node, gpu)}`}>
         <div class="parts" role="presentation" ${styled({ "flex-grow": String(shown) })}>${keyed(given, (part) => partName(part) ?? "?", (part) => partOf(node, gpu, part, on, matches(part)))}</div>
         <span class="part-pending" ?hidden=${!pending} aria-label=${pending > 0 && t("note_pending", { amount: amount(node, pending) })} role=${pending > 0 && "img"} ${styled({ "flex-grow": String(pending) })}></span>

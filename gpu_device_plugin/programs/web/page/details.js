@@ -112,7 +112,9 @@ export function namespaceDetails(ns, nodes, left, open, past) {
 
 /** A node, as it is known; `open.only` shows only it. `readAll` (element): was asked for all data; `past` as for a pod. */
 export function nodeDetails(node, open, readAll, past) {
-  const card = made(cardOf(node, open, () => true, { alone: true }));
+  const card = made(cardOf(node, open, () => true));
+  card.removeAttribute("role");
+  for (const each of card.querySelectorAll(".gpu-i")) each.tabIndex = 0;
   oneStop(card, ".part");
   const pods = gpusOf(node).flatMap((gpu) => partsOf(gpu).map((part) => [gpu, part]));
   return [

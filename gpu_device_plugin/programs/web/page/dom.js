@@ -19,9 +19,20 @@ function seen(value) {
   return Array.isArray(value) ? value.map(seen) : value;
 }
 
+const tight = new WeakMap();
+
+/** The strings of a template without the line breaks between its elements: in a thousand cards each would be a text. */
+function packed(strings) {
+  if (!tight.has(strings)) {
+    const made = strings.map((each) => each.replace(/>\s*\n\s*(?=<|$)/g, ">").replace(/^\s*\n\s*(?=<)/, ""));
+    tight.set(strings, Object.assign(made, { raw: made })); // as the library knows strings of templates
+  }
+  return tight.get(strings);
+}
+
 /** The tag of a template. An attribute whose only value is null, undefined or false is not there. */
 export function html(strings, ...values) {
-  return template(strings, ...values.map(seen));
+  return template(packed(strings), ...values.map(seen));
 }
 
 /** The tag of a part of a drawing, in the same way. */
