@@ -30,7 +30,10 @@ export function cardOf(node, on, matches, { shallow = false } = {}) {
       <header class="card-head">
         <h3><button class="node-name" type="button" @click=${() => on.node(node.name)}>${node.name}</button></h3>
         <span class="node-models">${modelsSaying(node)}</span>
-        <span class="badges">${!node.ready && badge("badge-bad", t("not_ready"))}${node.unschedulable && badge("badge-warn", t("cordoned"))}${node.claims && badge("badge-claims", t("serves_claims"))}${node.limits && badge(KEEPING.includes(node.limits) ? "badge-kept" : "badge-open", enforcementSaying(node.limits), enforcementHint(node.limits))}</span>
+        <span class="badges">${!node.ready && badge("badge-bad", t("not_ready"))}${
+          node.unschedulable && badge("badge-warn", t("cordoned"))}${
+          node.claims && badge("badge-claims", t("serves_claims"))}${
+          node.limits && badge(KEEPING.includes(node.limits) ? "badge-kept" : "badge-open", enforcementSaying(node.limits), enforcementHint(node.limits))}</span>
         <span class="node-sum">${givenSaying(node)}</span>
       </header>
       ${node.problem && html`<p class="note note-bad">${serverSaying(node.problem)}</p>`}
@@ -83,13 +86,22 @@ function rowOf(node, gpu, on, matches) {
   const notes = notesOf(node, gpu);
   // The bar's name says what is free too; on the bar it is for the eye.
   return html`<li class=${classes("gpu", gpu.mig && "gpu-mig")}>
-      <button class="gpu-i" type="button" tabindex="-1" aria-label=${t("gpu_open", { gpu: placeOf(gpu) })} @click=${() => on.gpu(node.name, gpu.index)}>${gpu.mig ? `${migId(gpu)}\n${gpu.mig.profile}` : gpu.index}</button>
+      <button class="gpu-i" type="button" tabindex="-1" aria-label=${t("gpu_open", { gpu: placeOf(gpu) })} @click=${() => on.gpu(node.name, gpu.index)}>${
+        gpu.mig ? `${migId(gpu)}\n${gpu.mig.profile}` : gpu.index}</button>
       <div class=${classes("bar", gpu.reason && "bar-bad", gpu.cordon && "bar-cordoned")} role="group" aria-label=${`${gpuName(gpu)}: ${gpuSaying(node, gpu)}`}>
-        <div class="parts" role="presentation" ${styled({ "flex-grow": String(shown) })}>${keyed(given, (part) => partName(part) ?? "?", (part) => partOf(node, gpu, part, on, matches(part)))}</div>
-        <span class="part-pending" ?hidden=${!pending} aria-label=${pending > 0 && t("note_pending", { amount: amount(node, pending) })} role=${pending > 0 && "img"} ${styled({ "flex-grow": String(pending) })}></span>
-        <span class=${classes("bar-free", !gpu.freeShares && "bar-free-none")} ?hidden=${!open} aria-hidden="true" ${styled({ "flex-grow": String(open) })}><span class="bar-free-text">${freeSaying(node, gpu, open)}</span></span>
+        <div class="parts" role="presentation" ${styled({ "flex-grow": String(shown) })}>${
+          keyed(given, (part) => partName(part) ?? "?", (part) => partOf(node, gpu, part, on, matches(part)))}</div>
+        <span class="part-pending" ?hidden=${!pending} aria-label=${pending > 0 && t("note_pending", { amount: amount(node, pending) })}
+          role=${pending > 0 && "img"} ${styled({ "flex-grow": String(pending) })}></span>
+        <span class=${classes("bar-free", !gpu.freeShares && "bar-free-none")} ?hidden=${!open} aria-hidden="true" ${styled({ "flex-grow": String(open) })}>
+          <span class="bar-free-text">${freeSaying(node, gpu, open)}</span>
+        </span>
       </div>
-      <span class="gpu-sum" aria-hidden="true"><b>${amount(node, taken)}</b><span>${` / ${amount(node, gpu.totalShares)}`}</span><span class="gpu-used">${gpuUseKnown(node, gpu) && t("bar_used", { used: memory(gpu.usedMiB) })}</span></span>
+      <span class="gpu-sum" aria-hidden="true">
+        <b>${amount(node, taken)}</b>
+        <span>${` / ${amount(node, gpu.totalShares)}`}</span>
+        <span class="gpu-used">${gpuUseKnown(node, gpu) && t("bar_used", { used: memory(gpu.usedMiB) })}</span>
+      </span>
       <ul class="gpu-notes" ?hidden=${!notes.length}>${notes.map(({ tone, text }) => html`<li class=${`note note-${tone}`}>${text}</li>`)}</ul>
     </li>`;
 }
@@ -117,7 +129,10 @@ function partOf(node, gpu, part, on, matching) {
   const most = Math.min(limit, used);
   return html`<button type="button" tabindex="-1" class=${look} aria-label=${partSaying(node, gpu, part)} aria-disabled=${pod === null && "true"} data-pod=${partName(part) ?? ""}
       ${styled({ "flex-grow": String(part.shares) })} @click=${() => pod && on.pod(...pod)}>
-      <span class="part-name"><span class="part-begin">${name.slice(0, half)}</span><span class="part-end"><bdi dir="ltr">${name.slice(half)}</bdi></span></span>
+      <span class="part-name">
+        <span class="part-begin">${name.slice(0, half)}</span>
+        <span class="part-end"><bdi dir="ltr">${name.slice(half)}</bdi></span>
+      </span>
       <span class="idle">${isIdle(node, part) && idleBadge(part)}</span>
       <span class="part-use">${use}</span>
       <span class="processors" ?hidden=${!part.smPercent} ${styled({ width: `${Math.min(100, part.smPercent ?? 0)}%` })}></span>

@@ -80,7 +80,11 @@ function use(each) {
   const meter = meterOf(given, each);
   const [guarantee, limit, end] = [meter.guarantee, meter.limit, meter.used];
   return html`<div class=${classes("use", over && "use-over")}>
-    <span class="gauge" aria-hidden="true"><span class="gauge-fill" ${styled({ width: meter.ends(Math.min(guarantee, end)) })}></span><span class="borrowed" ${styled({ left: meter.ends(guarantee), width: meter.ends(Math.max(0, Math.min(limit, end) - guarantee)) })}></span><span class="excess" ?hidden=${end <= limit} ${styled({ left: meter.ends(limit) })}></span></span>
+    <span class="gauge" aria-hidden="true">
+      <span class="gauge-fill" ${styled({ width: meter.ends(Math.min(guarantee, end)) })}></span>
+      <span class="borrowed" ${styled({ left: meter.ends(guarantee), width: meter.ends(Math.max(0, Math.min(limit, end) - guarantee)) })}></span>
+      <span class="excess" ?hidden=${end <= limit} ${styled({ left: meter.ends(limit) })}></span>
+    </span>
     <p><b>${t("gpu_name", { i: each.index ?? "?" })}</b> <span>${words}</span></p></div>`;
 }
 
@@ -140,7 +144,11 @@ function podLine(node, gpu, part, open) {
   const name = partName(part);
   const pod = podToOpen(part);
   const rest = `${placeOf(gpu)} · ${partSaying(node, gpu, part).slice(name?.length ?? 0).replace(/^[,，]\s*/, "")}`;
-  return html`<li class="pod-line"><span class=${`swatch ${lookOf(part.namespace)}`} aria-hidden="true"></span>${pod ? link(name, () => open.pod(...pod)) : html`<span>${name ?? t("part_hidden")}</span>`}<span class="quiet">${rest}</span></li>`;
+  return html`<li class="pod-line">
+      <span class=${`swatch ${lookOf(part.namespace)}`} aria-hidden="true"></span>
+      ${pod ? link(name, () => open.pod(...pod)) : html`<span>${name ?? t("part_hidden")}</span>`}
+      <span class="quiet">${rest}</span>
+    </li>`;
 }
 
 /** The keys that do something on the page. */

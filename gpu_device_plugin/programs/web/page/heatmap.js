@@ -7,7 +7,11 @@ import { cellSaying, stateSaying } from "./sayings.js";
 /** The tile of a node. `by`: what the height of a cell shows, "given" or "used". */
 export function tileOf(node, by) {
   const state = stateSaying(node);
-  return html`<div class=${classes("tile", !takesPods(node) && "tile-closed", !node.ready && "tile-down")} role="group" data-node=${node.name} aria-label=${state ? `${node.name} (${state})` : node.name}><span class="tile-name" aria-hidden="true">${node.name}</span><span class="cells" role="presentation" ${byHand((cells) => writeCells(cells, node, by))}></span></div>`;
+  const look = classes("tile", !takesPods(node) && "tile-closed", !node.ready && "tile-down");
+  return html`<div class=${look} role="group" data-node=${node.name} aria-label=${state ? `${node.name} (${state})` : node.name}>
+      <span class="tile-name" aria-hidden="true">${node.name}</span>
+      <span class="cells" role="presentation" ${byHand((cells) => writeCells(cells, node, by))}></span>
+    </div>`;
 }
 
 const empty = made(html`<button class="cell" type="button" tabindex="-1"></button>`);

@@ -13,7 +13,11 @@ const podName = ({ namespace, name }) => `${namespace}/${name}`;
 
 /** The head of a pod in a list. `open` (ns, pod): it was chosen. */
 function headOf(pod, open, rest = null) {
-  return html`<div class="wait-head"><span class=${`swatch ${lookOf(pod.namespace)}`} aria-hidden="true"></span><button class="pod-name" type="button" @click=${() => open(pod.namespace, pod.name)}>${podName(pod)}</button>${rest}</div>`;
+  return html`<div class="wait-head">
+      <span class=${`swatch ${lookOf(pod.namespace)}`} aria-hidden="true"></span>
+      <button class="pod-name" type="button" @click=${() => open(pod.namespace, pod.name)}>${podName(pod)}</button>
+      ${rest}
+    </div>`;
 }
 
 /** Shows the pods that wait, the oldest first, as a generator for `Slices`. `open` (ns, pod): one was chosen. */
@@ -23,7 +27,12 @@ export function* showWaiting(list, waits, open) {
     const seconds = secondsSince(wait.since);
     const asks = [wait.asks && t("asked_for", { asks: wait.asks }), wait.scheduler].filter(Boolean).join(" · ");
     const since = html`<span class="wait-age">${!Number.isNaN(seconds) && t("waits_for", { age: age(seconds) })}</span>`;
-    return html`<li class="wait">${headOf(wait, open, since)}<span class="wait-asks">${asks}</span><p class="wait-why">${serverSaying(wait.why)}</p><p class="wait-room" ?hidden=${!wait.room}>${serverSaying(wait.room)}</p></li>`;
+    return html`<li class="wait">
+        ${headOf(wait, open, since)}
+        <span class="wait-asks">${asks}</span>
+        <p class="wait-why">${serverSaying(wait.why)}</p>
+        ${wait.room && html`<p class="wait-room">${serverSaying(wait.room)}</p>`}
+      </li>`;
   });
 }
 
@@ -36,7 +45,13 @@ export function* showProblems(list, problems, open) {
     if (problem.kind === "more") return html`<li class="wait" data-kind="more"><p class="note note-bad">${t("more", { n: problem.more })}</p></li>`;
     const pod = problem.part && podToOpen(problem.part);
     const chosen = () => (pod ? open.pod(...pod) : open.node(problem.node.name));
-    return html`<li class="wait" data-kind=${problem.kind}><div class="wait-head"><button class="pod-name" type="button" @click=${chosen}>${problemSubject(problem)}</button><span class="wait-age">${problemPlace(problem)}</span></div><p class="note note-bad">${problemSaying(problem)}</p></li>`;
+    return html`<li class="wait" data-kind=${problem.kind}>
+        <div class="wait-head">
+          <button class="pod-name" type="button" @click=${chosen}>${problemSubject(problem)}</button>
+          <span class="wait-age">${problemPlace(problem)}</span>
+        </div>
+        <p class="note note-bad">${problemSaying(problem)}</p>
+      </li>`;
   });
 }
 

@@ -73,7 +73,13 @@ export function showNamespaces(element, all, current, chosen) {
   const named = [...all.namespaces].filter(([name]) => name).sort(([a, x], [b, y]) => y - x || (a < b ? -1 : 1));
   const more = named.length - MOST_NAMESPACES;
   show(element, [
-    keyed(named.slice(0, MOST_NAMESPACES), ([name]) => name, ([name, mib]) => html`<li><button class="key" type="button" aria-pressed=${String(current === name)} @click=${() => chosen(name)}><span class=${`swatch ${lookOf(name)}`} aria-hidden="true"></span><span class="key-name">${name}</span><span class="key-sum">${memory(mib)}</span></button></li>`),
+    keyed(named.slice(0, MOST_NAMESPACES), ([name]) => name, ([name, mib]) => html`<li>
+        <button class="key" type="button" aria-pressed=${String(current === name)} @click=${() => chosen(name)}>
+          <span class=${`swatch ${lookOf(name)}`} aria-hidden="true"></span>
+          <span class="key-name">${name}</span>
+          <span class="key-sum">${memory(mib)}</span>
+        </button>
+      </li>`),
     more > 0 && html`<li class="key-more">${t("more", { n: more })}</li>`,
   ]);
 }
