@@ -87,20 +87,16 @@ imports: $(VENV)/.ready
 
 PROTOS := $(wildcard protos/gpu_device_plugin/kubelet/_proto/*.proto)
 
-.venv-protos/.ready: pyproject.toml
-	$(PYTHON) -m venv .venv-protos
-	.venv-protos/bin/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	.venv-protos/bin/pip install --quiet --disable-pip-version-check --group protos
-	touch $@
+# The folder of what it writes is the argument. The compiler looks for its plugins along PATH.
+PROTOC = PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m grpc_tools.protoc -Iprotos \
+  $(foreach kind,python grpc_python mypy mypy_grpc,--$(kind)_out=$(1)) $(PROTOS)
 
-protos: .venv-protos/.ready  ## regenerate gpu_device_plugin/kubelet/_proto
-	.venv-protos/bin/python -m grpc_tools.protoc --plugin=protoc-gen-mypy=.venv-protos/bin/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=.venv-protos/bin/protoc-gen-mypy_grpc \
-	  -Iprotos --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. $(PROTOS)
+protos: $(VENV)/.ready  ## regenerate gpu_device_plugin/kubelet/_proto
+	$(call PROTOC,.)
 
-protos-check: .venv-protos/.ready
+protos-check: $(VENV)/.ready
 	@rm -rf build/protos && mkdir -p build/protos
-	@.venv-protos/bin/python -m grpc_tools.protoc --plugin=protoc-gen-mypy=.venv-protos/bin/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=.venv-protos/bin/protoc-gen-mypy_grpc \
-	  -Iprotos --python_out=build/protos --grpc_python_out=build/protos --mypy_out=build/protos --mypy_grpc_out=build/protos $(PROTOS)
+	@$(call PROTOC,build/protos)
 	@diff -r -x __init__.py -x __pycache__ build/protos/gpu_device_plugin/kubelet/_proto gpu_device_plugin/kubelet/_proto \
 	  || { echo 'Generated code differs from protos/: run `make protos` and commit the result.'; exit 1; }
 
@@ -145,4 +141,4 @@ release: $(VENV)/.ready  ## VERSION=x.y.z: the same with a new version, as a com
 	$(BIN)/python -m tools.release '$(VERSION)'
 
 clean:
-	rm -rf .venv .venv-protos .venv-lowest build dist .mypy_cache .ruff_cache .pytest_cache .coverage* mutants
+	rm -rf .venv .venv-lowest build dist .mypy_cache .ruff_cache .pytest_cache .coverage* mutants
