@@ -18,9 +18,9 @@ _NAMESPACE = uuid.UUID("6e3f1f0e-6d0c-5f5e-9f6e-0a8d1d0f9b11")
 """Of the serial numbers; any constant does."""
 
 
-def locked(tree: Path) -> Mapping[str, tuple[str, tuple[str, ...]]]:
-    """Return the version and the SHA-256 checksums of each package in requirements.lock."""
-    text = (tree / "requirements.lock").read_text(encoding="utf-8").replace("\\\n", " ")
+def locked(tree: Path, file: str = "requirements.lock") -> Mapping[str, tuple[str, tuple[str, ...]]]:
+    """Return the version and the SHA-256 checksums of each package that a lock file pins."""
+    text = (tree / file).read_text(encoding="utf-8").replace("\\\n", " ")
     found = {}
     for line in text.splitlines():
         if named := re.match(r"([A-Za-z0-9_.-]+)==(\S+)", line):
