@@ -20,9 +20,9 @@ VENDORED = Path("gpu_device_plugin/programs/web/page/vendor/lit-html/lit-html.js
 """The library of the page, parts of which are in the sources; it names its version."""
 
 
-def locked(tree: Path) -> Mapping[str, tuple[str, tuple[str, ...]]]:
-    """Return the version and the SHA-256 checksums of each package in requirements.lock."""
-    text = (tree / "requirements.lock").read_text(encoding="utf-8").replace("\\\n", " ")
+def locked(tree: Path, file: str = "requirements.lock") -> Mapping[str, tuple[str, tuple[str, ...]]]:
+    """Return the version and the SHA-256 checksums of each package that a lock file pins."""
+    text = (tree / file).read_text(encoding="utf-8").replace("\\\n", " ")
     found = {}
     for line in text.splitlines():
         if named := re.match(r"([A-Za-z0-9_.-]+)==(\S+)", line):
