@@ -54,6 +54,6 @@ USER 65532:65532
 # The build fails if a program cannot start. Programs import their modules only when they run, gRPC's compiled code too.
 RUN ["gpu-device-plugin", "--version"]
 RUN ["/opt/gpu-device-plugin/bin/python", "-c", \
-     "import gpu_device_plugin.features.limits.helper_program, gpu_device_plugin.features.mps.supervisor.mps_program, gpu_device_plugin.programs.agent.node_program, gpu_device_plugin.features.cost.cost_program, gpu_device_plugin.programs.demo.demo_program, gpu_device_plugin.programs.doctor.doctor_program, gpu_device_plugin.programs.doctor.node_reading, gpu_device_plugin.programs.extender.extender_program, gpu_device_plugin.programs.inspect.inspect_program, gpu_device_plugin.programs.simulate.simulate_program, gpu_device_plugin.programs.web.web_program"]
+     "import gpu_device_plugin.features.limits.helper_program, gpu_device_plugin.features.mps.supervisor.mps_program, gpu_device_plugin.programs.agent.node_program, gpu_device_plugin.programs.cost.cost_program, gpu_device_plugin.programs.demo.demo_program, gpu_device_plugin.programs.doctor.doctor_program, gpu_device_plugin.programs.doctor.node_reading, gpu_device_plugin.programs.extender.extender_program, gpu_device_plugin.programs.inspect.inspect_program, gpu_device_plugin.programs.simulate.simulate_program, gpu_device_plugin.programs.web.web_program"]
 ENTRYPOINT ["gpu-device-plugin"]
 CMD ["--help"]

@@ -36,7 +36,7 @@ def structures() -> list[type]:
         kind
         for name, module in sorted(sys.modules.items())
         if name.startswith(
-            ("gpu_device_plugin.view", "gpu_device_plugin.cluster", "gpu_device_plugin.programs.inspect")
+            ("gpu_device_plugin.report", "gpu_device_plugin.kubernetes", "gpu_device_plugin.programs.inspect")
         )
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == name

@@ -89,12 +89,9 @@ def modules() -> list[str]:
         top = f"{PACKAGE}.programs.{program}"
         wanted |= {top, *graph.find_descendants(top)}
     # The command line names the settings of all programs, and imports a program when it runs it.
-    others = {
-        f"{PACKAGE}.programs.{each.rpartition('.')[2]}"
-        for each in graph.find_children(f"{PACKAGE}.programs")
-        if each.rpartition(".")[2] not in PROGRAMS and graph.find_children(each)
-    }
-    others |= graph.find_children(f"{PACKAGE}.node") - {f"{PACKAGE}.node.rules"}
+    programs = graph.find_children(f"{PACKAGE}.programs") - {f"{PACKAGE}.programs.{each}" for each in PROGRAMS}
+    inside = {child for each in (*programs, f"{PACKAGE}.node") for child in graph.find_children(each)}
+    others = {each for each in inside if not each.endswith(".rules")}
     others |= {f"{PACKAGE}.features.{each}" for each in ("limits.helper_program", "mps.supervisor", "node_features")}
     for each in others:
         graph.remove_module(each)

@@ -14,14 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from gpu_device_plugin.commandline import FAILED, OK, say, show, width
-from gpu_device_plugin.features.cost.prometheus import (
-    Prometheus,
-    SamplesError,
-    checked,
-    content,
-    header,
-    matchers,
-)
 from gpu_device_plugin.features.cost.report import (
     By,
     Costs,
@@ -35,6 +27,14 @@ from gpu_device_plugin.features.cost.report import (
 )
 from gpu_device_plugin.features.cost.rules import GIVEN, MEMORY, Period, account
 from gpu_device_plugin.model.times import epoch_s, rfc3339, seconds
+from gpu_device_plugin.programs.cost.prometheus import (
+    Prometheus,
+    SamplesError,
+    checked,
+    content,
+    header,
+    matchers,
+)
 from gpu_device_plugin.report.rules.columns import Line
 from gpu_device_plugin.report.rules.printing import counted, first
 from gpu_device_plugin.report.rules.use_texts import duration

@@ -1,0 +1,1 @@
+"""`gpu-device-plugin cost`."""
