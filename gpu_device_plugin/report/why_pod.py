@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.capacity.settings import CapacitySettings
-from gpu_device_plugin.features.idle.settings import IdleActionSettings
 from gpu_device_plugin.kubernetes.client.errors import ApiError
 from gpu_device_plugin.kubernetes.objects.api_objects import ConfigMap, escaped
 from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind, UnreadableObjectError, decoded
@@ -20,7 +18,7 @@ from gpu_device_plugin.report.rules.node_answers import NodeAnswer, answers, bes
 from gpu_device_plugin.report.rules.pod_causes import causes
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.extender import ExtenderSettings
-from gpu_device_plugin.settings.knobs import SettingsError, knobs_of
+from gpu_device_plugin.settings.knobs import SettingsError
 from gpu_device_plugin.settings.sources import Sources, Text, Texts
 
 if TYPE_CHECKING:
@@ -34,14 +32,13 @@ if TYPE_CHECKING:
     from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus
     from gpu_device_plugin.report.rules.finding import Finding
     from gpu_device_plugin.report.rules.node_view import NodeView
+    from gpu_device_plugin.settings.knobs import Knob
 
 CONFIGURATION = "gpushare-extender"
 """The ConfigMap of the extender in our manifests; they may be applied in any namespace."""
 _FILE = "default.yaml"
 _EVENTS, _CONFIGMAPS = ObjectKind("events"), ObjectKind("configmaps")
 _MOST_EVENTS = 200
-_OTHERS = (*knobs_of(CapacitySettings), *knobs_of(IdleActionSettings))
-"""Settings of the extender's features."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +55,11 @@ def assumed(why: str = "") -> Policy:
     return Policy(ExtenderSettings().gpu_policy, why)
 
 
-async def policy_of(client: Client) -> Policy:
+async def policy_of(client: Client, others: tuple[Knob, ...]) -> Policy:
     """Return the policy that the extender's ConfigMap sets; the built-in one if that cannot be read.
 
-    Flags and environment variables of the extender, which take precedence, are not visible here.
+    Flags and environment variables of the extender, which take precedence, are not visible here. `others` are the
+    settings of its features.
     """
     found: list[ConfigMap] = []
     try:
@@ -75,7 +73,7 @@ async def policy_of(client: Client) -> Policy:
     where = f"{found[0].metadata.namespace}/{CONFIGURATION}, {_FILE}"
     text = Text(where, (found[0].data or {}).get(_FILE, "").encode())
     try:
-        return Policy(Sources(ExtenderSettings, {}, {}, _OTHERS).read(texts=Texts(text)).gpu_policy)
+        return Policy(Sources(ExtenderSettings, {}, {}, others).read(texts=Texts(text)).gpu_policy)
     except SettingsError as error:
         return assumed(f"the ConfigMap {CONFIGURATION} cannot be used ({error})")
 
@@ -165,18 +163,19 @@ async def explained(
     most: int,
     followed: Mapping[str, Iterable[object]],
     features: Sequence[ReportFeature],
+    settings: tuple[Knob, ...],
     slow: Callable[[], Iterable[Finding]] = tuple,
     shown: Callable[[NodeView], NodeView] = lambda node: node,
 ) -> tuple[list[str], Sequence[NodeAnswer]]:
     """Return why a pod waits, runs where it does or is slow, in sentences, and the answer of each node; see `why`.
 
-    `slow` returns why a pod that runs `on_gpus` is slow. Nodes are told of as they are `shown`. This is done beside the
-    event loop: thousands of nodes take tens of milliseconds.
+    `settings` are those of the extender's features. `slow` returns why a pod that runs `on_gpus` is slow. Nodes are
+    told of as they are `shown`. This is done beside the event loop: thousands of nodes take tens of milliseconds.
     """
     # The pod may name a policy, and nodes of our own agent publish theirs.
     named = bool(pod.node_name) or GPU_POLICY in pod.annotations
     silent = not named and any(node.candidate.gpus.policy is None for node in nodes or ())
-    policy = await policy_of(client) if silent else None
+    policy = await policy_of(client, settings) if silent else None
 
     def told() -> tuple[list[str], Sequence[NodeAnswer]]:
         views = None if nodes is None else [*map(shown, nodes)]

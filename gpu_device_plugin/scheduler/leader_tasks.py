@@ -7,7 +7,7 @@ import logging
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from gpu_device_plugin.aio.waiting import together
+from gpu_device_plugin.aio.waiting import for_ever, together
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class LeaderTasks:
 
     async def run(self) -> NoReturn:
         """Take the steps. Ends only by cancellation."""
-        await together(*(self._round(steps, pause_s) for pause_s, steps in self._rounds.items()))
+        await together(for_ever(), *(self._round(steps, pause_s) for pause_s, steps in self._rounds.items()))
 
     async def _round(self, steps: Sequence[LeaderStep], pause_s: float) -> NoReturn:
         known: Hashable | None = None

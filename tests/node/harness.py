@@ -24,7 +24,7 @@ from tests.names import COUNT, MEM
 from tests.patience import eventually, patience, stretched
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
     from gpu_device_plugin.feature_list import FeatureSpec
 
@@ -253,10 +253,10 @@ async def world(
                 await made.stop_agent()
 
 
-def without(*names: str) -> tuple[FeatureSpec, ...]:
+def without(*names: str, features: Iterable[FeatureSpec] = NODE_FEATURES) -> tuple[FeatureSpec, ...]:
     """Return the features but these and those that need them."""
     absent, left = set(names), []
-    for spec in NODE_FEATURES:
+    for spec in features:
         if spec.name in absent or absent.intersection(spec.needs):
             absent.add(spec.name)
         else:

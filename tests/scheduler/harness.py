@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES, EXTENDER_SETTINGS
+from gpu_device_plugin.feature_list import settings_of
+from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES
 from gpu_device_plugin.kubernetes.client.api_client import Timing
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.lease import LeaseTiming
@@ -21,6 +22,7 @@ from gpu_device_plugin.kubernetes.reflector import ReflectorTiming
 from gpu_device_plugin.kubernetes.writers.binder import BinderTiming
 from gpu_device_plugin.scheduler.controller_context import ExtenderTimings
 from gpu_device_plugin.scheduler.extender import Extender
+from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests import builders
 from tests.builders import GPU_COUNT, GPU_MEM
@@ -29,8 +31,9 @@ from tests.patience import eventually, stretched
 from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
+    from gpu_device_plugin.feature_list import FeatureSpec
     from tests.cluster_double.troubles import Trouble
     from tests.scheduler_double.scheduler import Outcome
 
@@ -138,6 +141,8 @@ class ExtenderWorld:
     running: list[Running] = field(default_factory=list)
     changed: set[str] = field(default_factory=set)
     """Nodes whose GPUs are others than those on which pods were placed."""
+    features: Sequence[FeatureSpec] = EXTENDER_FEATURES
+    """Those of the extenders."""
 
     # Extenders
 
@@ -149,10 +154,12 @@ class ExtenderWorld:
 
     async def launch(self, *, token: str = "", url: str = "", **changed: str) -> Running:
         """Start an extender, and wait until it listens."""
-        settings = Sources(EXTENDER_SETTINGS, flags=self.settings | changed, environ={}).read()
+        settings = Sources(
+            settings_of(self.features, ExtenderSettings), flags=self.settings | changed, environ={}
+        ).read()
         config = ClusterConfig(url or self.api.url, token=token)
         # What is kept for good here would be kept through all other tests.
-        extender = Extender(settings, config, features=EXTENDER_FEATURES, timings=self.timings, when_read=lambda: None)
+        extender = Extender(settings, config, features=self.features, timings=self.timings, when_read=lambda: None)
         running = Running(extender, asyncio.create_task(extender.run()), "https" if settings.tls_cert else "http")
         self.running.append(running)
         await self.until(lambda: "listen" in extender.ports)

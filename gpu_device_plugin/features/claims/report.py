@@ -22,6 +22,7 @@ from gpu_device_plugin.features.claims.contract import (
     RESOURCE_CLAIMS,
     SHARED_CLASS,
     WHOLE_CLASS,
+    Claim,
     parse_device_name,
 )
 from gpu_device_plugin.features.use.report import lent
@@ -248,14 +249,22 @@ class ClaimsReport(ReportFeature):
 
 # --- The doctor -------------------------------------------------------------------------------------------------------
 
-
 _CLASSES = frozenset({SHARED_CLASS, WHOLE_CLASS, MIG_CLASS})
+
+
 BY_CLAIMS = "dra"
 """The value of `SERVE_LABEL` that has a node give its GPUs to claims."""
 
+
 _CONTAINERD = re.compile(r"containerd://v?(\d+)\.(\d+)\.(\d+)", re.ASCII)
+
+
 _FIRST_WITH_CDI = (1, 7, 2)
+
+
 _FIRST_WITH_CDI_ON = (2, 0, 0)
+
+
 _LOG = "see the log of its agent"
 
 

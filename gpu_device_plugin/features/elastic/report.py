@@ -181,6 +181,22 @@ def _parts(pod: Pod, size: Size, node: NodeView | None) -> Sequence[ContainerUse
     return [part for part in current if (part.namespace, part.pod, part.container) == key]
 
 
+class ElasticReport(ReportFeature):
+    """Says what a pod's memory is guaranteed, and what limits it."""
+
+    def malformed(self, pod: Pod) -> Iterable[Finding]:  # noqa: D102
+        return unreadable_wishes(pod)
+
+    def placed(  # noqa: D102
+        self,
+        pod: Pod,
+        resources: Sequence[Resource],
+        node: NodeView | None,
+        positions: Sequence[int],  # noqa: ARG002
+    ) -> Iterable[Finding]:
+        return resizes(pod, resources, node)
+
+
 # --- The doctor -------------------------------------------------------------------------------------------------------
 
 
@@ -216,19 +232,3 @@ def _unfulfilled(pod: Pod, resources: Sequence[Resource], shares: Mapping[tuple[
             text = "{pod}: container {container} is guaranteed {held} units instead of {target}: {why}"
             yield note("resize-waits", text, advice, pod=name, container=size.container, held=size.held,
                        target=size.target, why=why)  # fmt: skip
-
-
-class ElasticReport(ReportFeature):
-    """Says what a pod's memory is guaranteed, and what limits it."""
-
-    def malformed(self, pod: Pod) -> Iterable[Finding]:  # noqa: D102
-        return unreadable_wishes(pod)
-
-    def placed(  # noqa: D102
-        self,
-        pod: Pod,
-        resources: Sequence[Resource],
-        node: NodeView | None,
-        positions: Sequence[int],  # noqa: ARG002
-    ) -> Iterable[Finding]:
-        return resizes(pod, resources, node)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.turns import in_turns
-from gpu_device_plugin.features.elastic.contract import Allowance, read_wish
+from gpu_device_plugin.features.elastic.contract import Allowance
+from gpu_device_plugin.features.elastic.room_to_borrow import RoomToBorrow
 from gpu_device_plugin.features.elastic.rules.promising import Outcome, decides, resize, wants_more
 from gpu_device_plugin.kubernetes.client.errors import (
     ApiError,
@@ -24,29 +25,20 @@ from gpu_device_plugin.kubernetes.writers.binder import PodRef
 from gpu_device_plugin.model.contract.keys import (
     MEMORY_GUARANTEE,
     MEMORY_HELD,
-    MEMORY_LIMIT,
     MEMORY_PROMISED,
-    NODE_USE,
     PLACES,
 )
-from gpu_device_plugin.model.contract.node_use import used_mib
 from gpu_device_plugin.model.contract.reservations import write_answer
-from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S
 from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.leader_tasks import LeaderStep
-from gpu_device_plugin.scheduler.rules.fitting import with_room_to_borrow
 from gpu_device_plugin.scheduler.rules.usage import NO_GROWTH
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.fitting import Fit
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 _log = logging.getLogger(__name__)
 
@@ -127,8 +119,7 @@ class Resizes(SchedulerFeature):
         self._labels: OrderedDict[str, tuple[float, Mapping[str, str]]] = OrderedDict()
         self._writing = asyncio.Lock()
         self._closed = False
-        self._used_mib: dict[str, Mapping[int, int]] = {}
-        """By node, the memory in use on each GPU by position, where its agent tells it."""
+        self._context.features.add(RoomToBorrow())
 
     def __repr__(self) -> str:
         return f"<Resizes: {len(self._pods)} pods, {len(self._queued)} queued, {len(self._claims)} claimed>"
@@ -169,28 +160,6 @@ class Resizes(SchedulerFeature):
             for known in (self._failures, self._changed_at, self._queued):
                 known.pop(uid, None)
             self._accepted(pod)
-
-    # --- The memory of a node -----------------------------------------------------------------------------------------
-
-    def keys_of_nodes(self) -> frozenset[str] | None:  # noqa: D102
-        return frozenset({NODE_USE})
-
-    def put_node(self, node: NodeRecord) -> None:  # noqa: D102
-        self._used_mib.pop(node.name, None)
-        if NODE_USE in node.annotations:
-            self._used_mib[node.name] = used_mib(node.annotations[NODE_USE])[0]
-
-    def remove_node(self, name: str) -> None:  # noqa: D102
-        self._used_mib.pop(name, None)
-
-    def prefer(self, fit: Fit, asked: GpuRequest, node: Candidate, pod: Pod) -> Fit:
-        """Return where a pod that may borrow memory has most of it to borrow."""
-        if MEMORY_LIMIT not in pod.annotations:
-            return fit
-        wish = read_wish(pod.annotations, MEMORY_LIMIT)
-        members = [member for part in asked.parts if part.demand.kind is Kind.MEMORY for member in part.members]
-        borrows = any((wish.of(container.name) or 0) > amount for container, amount in members)
-        return with_room_to_borrow(fit, asked, node, self._used_mib.get(node.name, {})) if borrows else fit
 
     # --- What is due --------------------------------------------------------------------------------------------------
 

@@ -203,12 +203,29 @@ def _beyond_their_parts(parts: Iterable[ContainerUse], unattributed_mib: int) ->
     return [said for amount, said in sorted(beyond, key=lambda one: (-one[0], one[1]))]
 
 
+class UseReport(ReportFeature):
+    """Says what a pod uses of its GPUs, and what its neighbours leave."""
+
+    def placed(  # noqa: D102
+        self,
+        pod: Pod,
+        resources: Sequence[Resource],  # noqa: ARG002
+        node: NodeView | None,
+        positions: Sequence[int],
+    ) -> Iterable[Finding]:
+        return () if node is None else of_pod(pod, node, positions)
+
+
 # --- The doctor -------------------------------------------------------------------------------------------------------
 
 DETAILS = "{node}: {details}"
 """The text of a finding with the parameters of `details`."""
+
+
 _RETURN_S = 120.0
 """A container that is asked to return memory for longer does not do it by itself."""
+
+
 _SELF_GIVEN = "such a pod is privileged, or sets NVIDIA_VISIBLE_DEVICES itself; have it ask for its GPU memory"
 
 
@@ -266,16 +283,3 @@ def details(node: str, parts: Sequence[ContainerUse], say: Callable[[ContainerUs
     """Return the parameters of a finding about containers of a node; of many the first ones are told in full."""
     details = first([f"{container(part)} {say(part)}" for part in parts], separator="; ")
     return {"node": node, "containers": tuple(map(container, parts)), "details": details}
-
-
-class UseReport(ReportFeature):
-    """Says what a pod uses of its GPUs, and what its neighbours leave."""
-
-    def placed(  # noqa: D102
-        self,
-        pod: Pod,
-        resources: Sequence[Resource],  # noqa: ARG002
-        node: NodeView | None,
-        positions: Sequence[int],
-    ) -> Iterable[Finding]:
-        return () if node is None else of_pod(pod, node, positions)

@@ -22,7 +22,7 @@ from gpu_device_plugin.features.history.contract import LAST_HOUR, NodeHistory
 from gpu_device_plugin.features.history.rules.slowness import histories_of, slowness
 from gpu_device_plugin.features.idle.commands import WAKE
 from gpu_device_plugin.features.learning.prices import PRICES
-from gpu_device_plugin.features.report_features import REPORT_FEATURES
+from gpu_device_plugin.features.report_features import EXTENDER_KNOBS, REPORT_FEATURES
 from gpu_device_plugin.kubernetes.agent_reader import AgentUnreadableError
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, reaching
@@ -196,6 +196,7 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
         most=most,
         followed={} if claims is None else {RESOURCE_CLAIMS: claims},
         features=REPORT_FEATURES,
+        settings=EXTENDER_KNOBS,
         slow=tuple if histories is None else lambda: slowness(histories, namespace, pod.name, time.time()),
     )
     told += [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []

@@ -12,7 +12,7 @@ from gpu_device_plugin.scheduler.rules.candidate import Summary, summary
 from gpu_device_plugin.scheduler.rules.packing import MOST_STEPS, Packer, Packing, frees_of, groups, order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
     from gpu_device_plugin.model.contract.nodegpus import NodeGpus
@@ -335,28 +335,6 @@ def _memory(shares: int, node: Candidate) -> str:
 # --- Of GPUs that are alike -------------------------------------------------------------------------------------------
 
 
-def with_room_to_borrow(found: Fit, ask: GpuRequest, node: Candidate, used_mib: Mapping[int, int]) -> Fit:
-    """Return the same place, on that of the equal GPUs on which the least memory is in use.
-
-    For a pod that may use more than it is guaranteed. `used_mib` is the memory in use by position; a GPU of which it is
-    not known is neither left nor taken. A pod of several parts stays where it is: these may have to fit together.
-    """
-    if len(found.placements) != 1 or found.placements[0].demand.kind is not Kind.MEMORY:
-        return found
-    demand, (at, *others) = found.placements[0].demand, found.placements[0].positions
-    listed = {gpu.position: gpu for gpu in node.gpus.gpus}
-    kinds = {
-        room.position: (_likeness(room), gpu.model, gpu.memory_mib, gpu.reserved_mib)
-        for room in allowed(ask, node)
-        if room.position in used_mib and (gpu := listed[room.position]).instance is None
-    }
-    if others or at not in kinds:
-        return found
-    equal = [position for position, kind in kinds.items() if kind == kinds[at]]
-    best = min(equal, key=lambda position: (used_mib[position], position != at, position))
-    return Fit((Placement(demand, ((best, demand.amount),)),))
-
-
 # --- All parts at once ------------------------------------------------------------------------------------------------
 
 
@@ -420,7 +398,7 @@ def _ways(
     alike: dict[_Likeness, list[Room]] = {}
     for room in sorted((room for room in rooms if fits_kind(demand, room)), key=preference(rooms, rank)):
         if (room.gives_shares and room.free >= each) if memory else room.unused:
-            alike.setdefault(_likeness(room), []).append(room)
+            alike.setdefault(likeness(room), []).append(room)
 
     def on(group: Iterable[Room]) -> Placement:
         return Placement(demand, tuple(sorted((room.position, each if memory else room.total) for room in group)))
@@ -428,7 +406,7 @@ def _ways(
     yield from map(on, groups(list(alike.values()), demand.gpus if memory else demand.amount))
 
 
-def _likeness(room: Room) -> _Likeness:
+def likeness(room: Room) -> _Likeness:
     """Return all of a room but its position: rooms with the same likeness are interchangeable."""
     return room.total, room.free, room.healthy, room.shared, room.whole, room.card is None
 
