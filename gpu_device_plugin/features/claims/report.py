@@ -1,4 +1,4 @@
-"""Explain pods that get their GPUs through ResourceClaims, show claims in tables, and check that they are served."""
+"""Explain pods that get their GPUs through ResourceClaims, and show claims in tables."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.claims.rules.pool import Present
     from gpu_device_plugin.model.pods import Pod, PodClaim
     from gpu_device_plugin.report.rules.extension import Excluded
-    from gpu_device_plugin.report.rules.finding import Finding
     from gpu_device_plugin.report.rules.node_view import ExaminedNode, NodeView
     from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
@@ -250,14 +249,22 @@ class ClaimsReport(ReportFeature):
 
 # --- The doctor -------------------------------------------------------------------------------------------------------
 
-
 _CLASSES = frozenset({SHARED_CLASS, WHOLE_CLASS, MIG_CLASS})
+
+
 BY_CLAIMS = "dra"
 """The value of `SERVE_LABEL` that has a node give its GPUs to claims."""
 
+
 _CONTAINERD = re.compile(r"containerd://v?(\d+)\.(\d+)\.(\d+)", re.ASCII)
+
+
 _FIRST_WITH_CDI = (1, 7, 2)
+
+
 _FIRST_WITH_CDI_ON = (2, 0, 0)
+
+
 _LOG = "see the log of its agent"
 
 

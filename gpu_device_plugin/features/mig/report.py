@@ -174,11 +174,12 @@ class MigReport(ReportFeature):
 
 # --- The doctor -------------------------------------------------------------------------------------------------------
 
-
 _GIVEN = {
     MigMode.WHOLE: "pods get them one by one, each profile by its own resource",
     MigMode.SHARE: "pods get their memory in shares",
 }
+
+
 _SEEING = (
     "deploy/patches/mig-agent.yaml (chart: agent.migMonitor) gives the agent NVIDIA_MIG_MONITOR_DEVICES=all and the "
     "capability SYS_ADMIN, without which the driver hides instances from a container"

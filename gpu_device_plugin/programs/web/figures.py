@@ -71,7 +71,7 @@ class AgentFigures:
     def __init__(self, client: Client, *, namespace: str = AGENT_NAMESPACE) -> None:
         """Read nothing before `follow`; the rights of `client` decide what is read.
 
-        The agents are in `namespace`, see `report.rules.agent_pods`.
+        The agents are in `namespace`, see `kubernetes.agent_reader`.
         """
         self._client = client
         self.reader = AgentReader(client, namespace, pods_s=self.pods_s)

@@ -19,6 +19,7 @@ from gpu_device_plugin.model.contract.node_use import (
     ContainerUse,
     GpuUse,
     NodeUse,
+    brief_use,
     exceeds,
     idle_s,
     node_report,
@@ -330,6 +331,8 @@ def test_what_an_agent_writes_is_read_without_its_containers() -> None:
     parts = tuple(ContainerUse("default", f"pod-{n}", "main", 0, 1024, n) for n in range(400))
     text = write_node_use(NodeUse("2026-01-01T00:00:00Z", {0: GpuUse(700), 1: GpuUse(), 3: GpuUse(0)}, parts))
     assert used_mib(text) == ({0: 700, 3: 0}, epoch_s("2026-01-01T00:00:00Z"))
+    assert used_mib(brief_use(text)) == used_mib(text)
+    assert len(brief_use(text)) < len(text) / 50
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.features.history.contract import ContainerHistory, GpuHistory, NodeHistory
+from gpu_device_plugin.features.history.contract import (
+    ContainerHistory,
+    GpuHistory,
+    NodeHistory,
+    gpu_path,
+    namespace_path,
+)
 from gpu_device_plugin.features.history.rules.gpu_window import windows
-from gpu_device_plugin.features.history.rules.slowness import CHECKS, everyone, gpus_of, slowness
+from gpu_device_plugin.features.history.rules.slowness import CHECKS, everyone, gpus_of, histories_of, slowness
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.telemetry import GpuTelemetry, Throttle
 from gpu_device_plugin.report.rules.finding import Severity
 from tests.findings import facts
@@ -711,3 +718,15 @@ def test_percentages_of_the_evidence_lie_within_the_data(of: NodeHistory) -> Non
             assert min(known) <= int(str(each.parameters["percent"])) <= max(known)
         if "share" in each.parameters:
             assert 33 <= int(str(each.parameters["share"])) <= 100
+
+
+async def test_of_each_of_them_the_history_with_all_containers_is_read() -> None:
+    mine = [replace(train(), gpu=position) for position in (3, 1)]
+    read: list[str] = []
+
+    async def agent(path: str) -> NodeHistory:
+        read.append(path)
+        return NodeHistory(AT, 15.0, (), tuple(mine))
+
+    found = await histories_of(Pod("u", "default", "train"), agent)
+    assert (len(found), read) == (2, [namespace_path("default"), gpu_path(1), gpu_path(3)])
