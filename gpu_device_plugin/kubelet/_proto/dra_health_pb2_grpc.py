@@ -5,7 +5,7 @@ import warnings
 
 from gpu_device_plugin.kubelet._proto import dra_health_pb2 as gpu__device__plugin_dot_kubelet_dot___proto_dot_dra__health__pb2
 
-GRPC_GENERATED_VERSION = '1.82.1'
+GRPC_GENERATED_VERSION = '1.83.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
