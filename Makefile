@@ -32,8 +32,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.ready: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --group dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'  # which knows --group
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group dev
 	touch $@
 
 demo: $(VENV)/.installed  ## GPUs shared between pods, live in the terminal (ARGS=--once prints and exits; GPUS=nvml uses real GPUs)
@@ -105,7 +105,8 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --fork-strategy fewest --python
 HASHED = $(LOCK) --constraint constraints.txt --only-binary :all: --generate-hashes --emit-build-options --custom-compile-command 'make locks'
 
 locks: $(VENV)/.ready  ## pin the packages of tests, images and releases after a change of pyproject.toml (ARGS=--upgrade: the newest ones)
-	$(LOCK) --no-header pyproject.toml --group dev --output-file constraints.txt $(ARGS)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group locks
+	$(LOCK) --no-header pyproject.toml --group dev --group locks --output-file constraints.txt $(ARGS)
 	$(HASHED) pyproject.toml --output-file requirements.lock
 	echo hatchling | $(HASHED) - --output-file requirements-build.lock
 	$(HASHED) pyproject.toml --group release --output-file requirements-release.lock
