@@ -18,9 +18,9 @@ _NAMESPACE = uuid.UUID("6e3f1f0e-6d0c-5f5e-9f6e-0a8d1d0f9b11")
 """Of the serial numbers; any constant does."""
 
 
-def locked(tree: Path) -> Mapping[str, tuple[str, tuple[str, ...]]]:
-    """Return the version and the SHA-256 checksums of each package in requirements.lock."""
-    text = (tree / "requirements.lock").read_text(encoding="utf-8").replace("\\\n", " ")
+def locked(tree: Path, file: str = "requirements.lock") -> Mapping[str, tuple[str, tuple[str, ...]]]:
+    """Return the version and the SHA-256 checksums of each package that a lock file pins."""
+    text = (tree / file).read_text(encoding="utf-8").replace("\\\n", " ")
     found = {}
     for line in text.splitlines():
         if named := re.match(r"([A-Za-z0-9_.-]+)==(\S+)", line):
@@ -43,13 +43,13 @@ def bill(
     Args:
         subject: the name of the program.
         version: of the release.
-        packages: the packages in it, by their names on PyPI; all of them are in requirements.lock.
+        packages: the packages in it, by their names on PyPI; all of them are in a lock.
         tree: the checkout.
         time_s: of the commit, in seconds since the epoch.
         direct: those that the program itself uses; None: all.
         hashed: whether the packages are in it as their wheels are; otherwise parts of them are.
     """
-    known = locked(tree)
+    known = {**locked(tree, "requirements-release.lock"), **locked(tree)}
     names = sorted(_normal(name) for name in packages)
     of = {name: f"pkg:pypi/{name}@{known[name][0]}" for name in names}
     root = f"pkg:pypi/{NAME}@{version}" if subject == NAME else f"pkg:generic/{subject}@{version}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -17,8 +19,8 @@ from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS, ObjectKind, UnreadableObjectError
 from gpu_device_plugin.core.report.finding import examine, exit_code, report
 from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS, examine_partly
-from gpu_device_plugin.core.report.tables.terminal_tables import Picture
-from gpu_device_plugin.core.report.text.columns import Line, columns
+from gpu_device_plugin.core.report.tables.terminal_tables import Picture, frame, rows_waiting
+from gpu_device_plugin.core.report.text.columns import Line, Tone, columns
 from gpu_device_plugin.core.report.why.explanations import explain, explain_briefly
 from gpu_device_plugin.features.history.contract import NodeHistory
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, resources_in, say, show, width
@@ -28,7 +30,6 @@ from gpu_device_plugin.programs.inspect.node_changes import cordon, uncordon, un
 from gpu_device_plugin.programs.inspect.node_history import agents_of, history, incidents
 from gpu_device_plugin.programs.inspect.overview import COUNTING, add_claims, claims_in, cluster_of, overview
 from gpu_device_plugin.programs.inspect.plan import plan_moves
-from gpu_device_plugin.programs.inspect.top_screen import top
 from gpu_device_plugin.programs.inspect.workload_changes import named_pod, resize, wake
 from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, needed, reaching, unread
 from gpu_device_plugin.settings.knobs import UsageError
@@ -40,7 +41,6 @@ from gpu_device_plugin.view.poddetails import events
 from gpu_device_plugin.view.why_pod import events_of, explained, histories_of, on_gpus
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     import msgspec
@@ -52,6 +52,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_UNREADABLE = (ClusterUnreadableError, AgentUnreadableError, UnreadableObjectError, ApiError)
+_WITHOUT_TEXTUAL = (
+    "on a terminal it is drawn by Textual, which is not installed; run pip install 'gpu-device-plugin[top]', "
+    "or let it print one picture after the other: top | cat"
+)
 _RIGHTS = "docs/inspect.md has the commands by which an administrator grants all rights that this command needs"
 
 
@@ -88,7 +93,7 @@ def main(
             )
         try:
             return asyncio.run(_run(arguments, flags, resources, kubectl, environ))
-        except (ClusterUnreadableError, AgentUnreadableError, UnreadableObjectError, ApiError) as error:
+        except _UNREADABLE as error:
             unknown = unread(error)
             say(sys.stderr, f"{prog}: {'; '.join(filter(None, (str(unknown), unknown.remedy)))}")
             return FAILED
@@ -104,14 +109,13 @@ async def _run(
     environ: Mapping[str, str],
 ) -> int:
     lines: Sequence[str | Line] = ()
-    ended_by, code = None, OK
     async with reaching(flags, kubectl) as access:
         if arguments.command == "top" and not arguments.history:
-            ended_by = await _top(arguments, access, resources, environ)
+            code = await _top(arguments, access, resources, environ)
         else:
             lines, code = await _COMMANDS[arguments.command](arguments, access, resources)
-    if ended_by is not None:
-        signal.raise_signal(ended_by)
+    if code < 0:
+        signal.raise_signal(-code)
     show((Line(line) if isinstance(line, str) else line for line in lines), environ)
     sys.stdout.flush()
     return code
@@ -122,7 +126,16 @@ async def _run(
 
 async def _top(
     arguments: argparse.Namespace, access: Access, resources: Sequence[Resource], environ: Mapping[str, str]
-) -> signal.Signals | None:
+) -> int:
+    """Draw GPUs and pods until the user ends it; without a terminal print one picture after the other.
+
+    Returns:
+        The exit code; the negative number of the signal that ended it, by which the program is to end, too.
+
+    Raises:
+        ClusterUnreadableError, ApiError, UnreadableObjectError: the first reading failed.
+    """
+
     async def read() -> Picture:
         fields = [f"metadata.name={escaped(arguments.node)}"] if arguments.node else []
         with needed("without -w the overview shows what it can"):
@@ -134,9 +147,46 @@ async def _top(
         warnings += await add_claims(found, access)
         at, notes = time.strftime("%H:%M:%S"), warnings[:3]
         sort, namespace = arguments.sort_by or "name", arguments.namespace or ""
-        return Picture(found.views, len(found.waiting), at, notes, sort, namespace)
+        waiting = [pod for pod in found.waiting_pods if namespace in {"", pod.namespace}]
+        queue = rows_waiting(waiting, resources, found.claims_of(namespace))
+        return Picture(found.views, len(found.waiting), at, notes, sort, namespace, queue=queue)
 
-    return await top(read, interval_s=arguments.interval or INTERVAL_S, environ=environ)
+    async def again(picture: Picture) -> Picture:
+        """Read again; a fault becomes a sentence beside the picture of before."""
+        try:
+            return await read()
+        except _UNREADABLE as error:
+            return replace(picture, problem=str(unread(error)))
+
+    async def why(pod: str) -> Sequence[str | Line]:
+        namespace, _, name = pod.partition("/")
+        of_why = {"namespace": namespace, "pod": name, "all_nodes": False}
+        try:
+            return (await _why(argparse.Namespace(**{**vars(arguments), **of_why}), access, resources))[0]
+        except _UNREADABLE as error:
+            return [Line(str(unread(error)), Tone.BAD)]
+
+    interval_s = arguments.interval or INTERVAL_S
+    if sys.stdout.isatty() and sys.stderr.isatty():  # Textual draws on the latter
+        try:
+            from gpu_device_plugin.programs.inspect.top_screen import draw  # noqa: PLC0415 - 2 MB that only this needs
+        except ModuleNotFoundError as error:
+            raise UsageError(f"top: {_WITHOUT_TEXTUAL}") from error
+        # Read first, so that a login plugin may ask, and a fault ends the command.
+        return await draw(await read(), again, why, interval_s=interval_s, environ=environ)
+    await _print(await read(), again, interval_s)
+    return OK
+
+
+async def _print(picture: Picture, again: Callable[[Picture], Awaitable[Picture]], interval_s: float) -> None:
+    with contextlib.suppress(asyncio.CancelledError):  # by Ctrl-C
+        while True:
+            for line in frame(picture, shutil.get_terminal_size((120, 24)).columns):
+                say(sys.stdout, line.text)
+            say(sys.stdout, "")
+            sys.stdout.flush()
+            await asyncio.sleep(interval_s)
+            picture = await again(picture)
 
 
 async def _unless_unread(read: Awaitable[T], missing: list[str]) -> T | None:

@@ -244,6 +244,7 @@ def by_name(row: PodRow) -> tuple[object, ...]:
 
 SORTS: Mapping[str, tuple[Callable[[NodeView], float], Callable[[PodRow], tuple[object, ...]]]] = {
     "name": (lambda _: 0, by_name),
+    "node": (lambda _: 0, lambda row: (row.node,)),
     "given": (lambda node: -sums_of([node]).given, lambda row: (-row.given_mib,)),
     "free": (lambda node: -sums_of([node]).free, by_name),
     "used": (lambda node: -(sums_of([node]).used_mib or 0), lambda row: (-(row.used_mib or 0),)),
@@ -362,23 +363,23 @@ def rows_waiting(pods: Iterable[Pod], resources: Iterable[Resource], claims: Ite
 
 def pod_table(rows: Iterable[PodRow], width: int) -> list[Line]:
     """Return a table of pods, in their order, within `width` columns."""
-    cells = [
-        Row(
-            (
-                row.pod,
-                row.node or _NOTHING,
-                row.gpu,
-                row.given,
-                gib(row.used_mib),
-                _NOTHING if row.percent is None else str(row.percent),
-                row.limit or _NOTHING,
-                row.state,
-            ),
-            Tone.BAD if row.bad else Tone.PLAIN,
-        )
-        for row in rows
-    ]
-    return table(_OF_PODS, cells, width)
+    return table(_OF_PODS, [_pod_row(row) for row in rows], width)
+
+
+def _pod_row(row: PodRow) -> Row:
+    return Row(
+        (
+            row.pod,
+            row.node or _NOTHING,
+            row.gpu,
+            row.given,
+            gib(row.used_mib),
+            _NOTHING if row.percent is None else str(row.percent),
+            row.limit or _NOTHING,
+            row.state,
+        ),
+        Tone.BAD if row.bad else Tone.PLAIN,
+    )
 
 
 def folded_details(nodes: Iterable[NodeView], width: int) -> list[Line]:
@@ -393,7 +394,7 @@ def folded_details(nodes: Iterable[NodeView], width: int) -> list[Line]:
     return [*lines, *totals(listed, width)]
 
 
-# --- On a whole screen ------------------------------------------------------------------------------------------------
+# --- Both, as they are now --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,38 +412,58 @@ class Picture:
     """A key of `SORTS`."""
     namespace: str = ""
     """Only pods of it; empty: of all."""
+    problem: str = ""
+    """Why the newest state could not be read; empty: it could."""
+    backwards: bool = False
+    """Whether what `sort` has first comes last."""
+    sought: str = ""
+    """Only rows that have this text somewhere, and the nodes of such pods."""
+    queue: Sequence[PodRow] = ()
+    """Pods that wait, to be listed among the others."""
 
 
-def frame(picture: Picture, width: int, height: int | None, problem: str = "") -> list[Line]:
-    """Return the picture for a terminal of this size; a height of None: any.
+def frame(picture: Picture, width: int) -> list[Line]:
+    """Return the picture within `width` columns."""
+    upper, lower, _ = tables(replace(picture, queue=()), width)
+    return [*head(picture, width), Line(""), *upper, Line(""), *lower]
 
-    `problem` is the sentence why the newest state could not be read; empty: it could.
-    """
-    node_key, pod_key = SORTS[picture.sort]
-    nodes = sorted(picture.nodes, key=lambda node: (node_key(node), node.name))
+
+def head(picture: Picture, width: int) -> list[Line]:
+    """Return what is said above the tables."""
     waiting = f"{counted(picture.waiting, 'pod waits', 'pods wait')}" if picture.waiting else "no pod waits"
     of = f" of namespace {picture.namespace}" if picture.namespace else ""
-    head = [
+    lines = [
         Line(fitted(f"GPU shares{of}, read at {picture.at}; {waiting}", width), Tone.HEADING),
-        *([Line(fitted(f"Not current: {problem}", width), Tone.BAD)] if problem else []),
+        *([Line(fitted(f"Not current: {picture.problem}", width), Tone.BAD)] if picture.problem else []),
         *(Line(fitted(note, width), Tone.WARNING) for note in picture.notes),
-        *totals(nodes, width),
+        *totals(picture.nodes, width),
     ]
-    if old := figures_age(nodes):
-        head.append(Line(fitted(f"({old})", width), Tone.FAINT))
-    upper = folded_rows(nodes, width)
-    pods = sorted(pod_rows(nodes, picture.namespace), key=lambda row: (pod_key(row), by_name(row)))
-    lower = pod_table(pods, width) if pods else [Line("No pod has a GPU here.", Tone.FAINT)]
-    if height is None:
-        return [*head, Line(""), *upper, Line(""), *lower]
-    # Pods get what nodes leave, and half of the screen at least.
-    left = max(4, height - len(head) - 2)
-    for_nodes = min(len(upper), max(2, left - min(len(lower), left // 2)))
-    for_pods = max(2, left - for_nodes)
-    return [*head, Line(""), *_cut(upper, for_nodes, "rows of GPUs"), Line(""), *_cut(lower, for_pods, "rows of pods")]
+    if old := figures_age(picture.nodes):
+        lines.append(Line(fitted(f"({old})", width), Tone.FAINT))
+    return lines
 
 
-def _cut(lines: Sequence[Line], most: int, what: str) -> list[Line]:
-    if len(lines) <= most:
-        return list(lines)
-    return [*lines[: most - 1], Line(f"... {len(lines) - most + 1} more {what}", Tone.FAINT)]
+def tables(picture: Picture, width: int) -> tuple[list[Line], list[Line], list[str]]:
+    """Return the table of GPUs and that of pods, each with its heading, and whose row each of the latter is.
+
+    Without a pod to show the latter is a sentence.
+    """
+    node_key, pod_key = SORTS[picture.sort]
+    nodes = sorted(picture.nodes, key=lambda node: (node_key(node), node.name), reverse=picture.backwards)
+    pods = [*pod_rows(nodes, picture.namespace), *picture.queue]
+    pods.sort(key=lambda row: (pod_key(row), by_name(row)), reverse=picture.backwards)
+    lower = [row for row in map(_pod_row, pods) if _has(picture.sought, row)]
+    there = {row.cells[1] for row in lower}
+    upper = [
+        row
+        for rows in ([*_rows(node)] for node in nodes)
+        if any(row.cells[0] in there or _has(picture.sought, row) for row in rows)
+        for row in rows
+    ]
+    said = f"No row has {picture.sought!r}." if picture.sought else "No pod has a GPU here."
+    below = table(_OF_PODS, lower, width) if lower else [Line(said, Tone.FAINT)]
+    return table(_OF_GPUS, upper, width), below, [row.cells[0] for row in lower]
+
+
+def _has(sought: str, row: Row) -> bool:
+    return any(sought.casefold() in cell.casefold() for cell in row.cells)

@@ -120,7 +120,7 @@ def test_pods_with_whole_instances_have_rows_with_their_use() -> None:
         "default/one a 3 (0:2) whole 2G 21 -",
         "default/two a ? 1x 1g.10gb - - - instance not known yet",
     ]
-    frame_lines = [line.text for line in frame(Picture([node], 0, "12:00:00", sort="used"), 110, None)]
+    frame_lines = [line.text for line in frame(Picture([node], 0, "12:00:00", sort="used"), 110)]
     assert any("3 (0:2)" in line for line in frame_lines)
     ending = replace(ONE, terminating=True)
     (row,) = pod_rows([mig_view("a", replace(ending, held=frozenset({"MIG-0"})), whole=1)])
