@@ -19,7 +19,8 @@ from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS, ObjectKind, UnreadableObjectError
 from gpu_device_plugin.core.report.finding import examine, exit_code, report
 from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS, examine_partly
-from gpu_device_plugin.core.report.tables.terminal_tables import Picture, frame, rows_waiting
+from gpu_device_plugin.core.report.tables.terminal_tables import rows_waiting
+from gpu_device_plugin.core.report.tables.top_picture import Picture, frame
 from gpu_device_plugin.core.report.text.columns import Line, Tone, columns
 from gpu_device_plugin.core.report.why.explanations import explain, explain_briefly
 from gpu_device_plugin.features.history.contract import NodeHistory

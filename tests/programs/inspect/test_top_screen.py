@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from textual.widgets import Input
 
-from gpu_device_plugin.core.report.tables.terminal_tables import Picture, PodRow
+from gpu_device_plugin.core.report.tables.terminal_tables import PodRow
+from gpu_device_plugin.core.report.tables.top_picture import Picture
 from gpu_device_plugin.core.report.text.columns import Line, Tone
 from gpu_device_plugin.programs.inspect.top_screen import Top
 from tests.views import node_view, pod_on

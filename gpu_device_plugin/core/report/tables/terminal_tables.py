@@ -1,4 +1,4 @@
-"""Tables that fit a terminal: GPUs (equal ones of a node share a row) and pods; both on a screen drawn repeatedly."""
+"""Tables that fit a terminal: GPUs (equal ones of a node share a row) and pods."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _NOTHING = "-"
 CLAIMS = "claims"
 """The word for a node whose GPUs are given to ResourceClaims."""
-_OF_GPUS = Layout(
+OF_GPUS = Layout(
     ("NODE", "GPU", "MODEL", "GIVEN", "USED", "FREE", "LIMITS", "STATE"),
     right=frozenset({"USED", "FREE"}),
     shrink={"STATE": 9, "MODEL": 8, "NODE": 8},
@@ -54,10 +54,11 @@ def folded(nodes: Iterable[NodeView], width: int) -> list[Line]:
 
 def folded_rows(nodes: Iterable[NodeView], width: int) -> list[Line]:
     """Return the same without the sum."""
-    return table(_OF_GPUS, [row for node in nodes for row in _rows(node)], width)
+    return table(OF_GPUS, [row for node in nodes for row in gpu_rows(node)], width)
 
 
-def _rows(node: NodeView) -> Iterable[Row]:
+def gpu_rows(node: NodeView) -> Iterable[Row]:
+    """Yield the rows of one node, of which only the first has its name."""
     words = (
         ["not ready"] * (not node.record.ready)
         + ["cordoned"] * node.record.unschedulable
@@ -205,7 +206,7 @@ def figures_age(nodes: Iterable[NodeView]) -> str:
 
 # --- Pods -------------------------------------------------------------------------------------------------------------
 
-_OF_PODS = Layout(
+OF_PODS = Layout(
     ("POD", "NODE", "GPU", "GIVEN", "USED", "%", "LIMIT", "STATE"),
     right=frozenset({"GIVEN", "USED", "%"}),
     shrink={"STATE": 8, "LIMIT": 8, "NODE": 8, "POD": 16},
@@ -363,10 +364,11 @@ def rows_waiting(pods: Iterable[Pod], resources: Iterable[Resource], claims: Ite
 
 def pod_table(rows: Iterable[PodRow], width: int) -> list[Line]:
     """Return a table of pods, in their order, within `width` columns."""
-    return table(_OF_PODS, [_pod_row(row) for row in rows], width)
+    return table(OF_PODS, [pod_row(row) for row in rows], width)
 
 
-def _pod_row(row: PodRow) -> Row:
+def pod_row(row: PodRow) -> Row:
+    """Return the cells of a pod on a GPU."""
     return Row(
         (
             row.pod,
@@ -392,78 +394,3 @@ def folded_details(nodes: Iterable[NodeView], width: int) -> list[Line]:
             lines += [Line(""), *pod_table(rows, width)]
         lines += [Line("-" * width), Line("")]
     return [*lines, *totals(listed, width)]
-
-
-# --- Both, as they are now --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """What was read, when, and how it is shown."""
-
-    nodes: Sequence[NodeView]
-    waiting: int
-    """Pods that wait for a GPU."""
-    at: str
-    """The time of day at which it was read."""
-    notes: Sequence[str] = ()
-    """What could not be read, in sentences."""
-    sort: str = "name"
-    """A key of `SORTS`."""
-    namespace: str = ""
-    """Only pods of it; empty: of all."""
-    problem: str = ""
-    """Why the newest state could not be read; empty: it could."""
-    backwards: bool = False
-    """Whether what `sort` has first comes last."""
-    sought: str = ""
-    """Only rows that have this text somewhere, and the nodes of such pods."""
-    queue: Sequence[PodRow] = ()
-    """Pods that wait, to be listed among the others."""
-
-
-def frame(picture: Picture, width: int) -> list[Line]:
-    """Return the picture within `width` columns."""
-    upper, lower, _ = tables(replace(picture, queue=()), width)
-    return [*head(picture, width), Line(""), *upper, Line(""), *lower]
-
-
-def head(picture: Picture, width: int) -> list[Line]:
-    """Return what is said above the tables."""
-    waiting = f"{counted(picture.waiting, 'pod waits', 'pods wait')}" if picture.waiting else "no pod waits"
-    of = f" of namespace {picture.namespace}" if picture.namespace else ""
-    lines = [
-        Line(fitted(f"GPU shares{of}, read at {picture.at}; {waiting}", width), Tone.HEADING),
-        *([Line(fitted(f"Not current: {picture.problem}", width), Tone.BAD)] if picture.problem else []),
-        *(Line(fitted(note, width), Tone.WARNING) for note in picture.notes),
-        *totals(picture.nodes, width),
-    ]
-    if old := figures_age(picture.nodes):
-        lines.append(Line(fitted(f"({old})", width), Tone.FAINT))
-    return lines
-
-
-def tables(picture: Picture, width: int) -> tuple[list[Line], list[Line], list[str]]:
-    """Return the table of GPUs and that of pods, each with its heading, and whose row each of the latter is.
-
-    Without a pod to show the latter is a sentence.
-    """
-    node_key, pod_key = SORTS[picture.sort]
-    nodes = sorted(picture.nodes, key=lambda node: (node_key(node), node.name), reverse=picture.backwards)
-    pods = [*pod_rows(nodes, picture.namespace), *picture.queue]
-    pods.sort(key=lambda row: (pod_key(row), by_name(row)), reverse=picture.backwards)
-    lower = [row for row in map(_pod_row, pods) if _has(picture.sought, row)]
-    there = {row.cells[1] for row in lower}
-    upper = [
-        row
-        for rows in ([*_rows(node)] for node in nodes)
-        if any(row.cells[0] in there or _has(picture.sought, row) for row in rows)
-        for row in rows
-    ]
-    said = f"No row has {picture.sought!r}." if picture.sought else "No pod has a GPU here."
-    below = table(_OF_PODS, lower, width) if lower else [Line(said, Tone.FAINT)]
-    return table(_OF_GPUS, upper, width), below, [row.cells[0] for row in lower]
-
-
-def _has(sought: str, row: Row) -> bool:
-    return any(sought.casefold() in cell.casefold() for cell in row.cells)

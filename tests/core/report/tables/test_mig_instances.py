@@ -9,14 +9,13 @@ from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
 from gpu_device_plugin.core.cluster.usage import NOTHING
 from gpu_device_plugin.core.report.tables.overview import summary, wide
 from gpu_device_plugin.core.report.tables.terminal_tables import (
-    Picture,
     folded,
     folded_details,
-    frame,
     pod_rows,
     pod_table,
     rows_alone,
 )
+from gpu_device_plugin.core.report.tables.top_picture import Picture, frame
 from gpu_device_plugin.core.report.text.printing import gpu_names, place
 from gpu_device_plugin.core.report.why.explanations import Kept, answers, explain
 from gpu_device_plugin.features.use.contract import GpuUse

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.core.report.tables.terminal_tables import SORTS, Picture, PodRow, frame, tables
+from gpu_device_plugin.core.report.tables.terminal_tables import SORTS, PodRow
+from gpu_device_plugin.core.report.tables.top_picture import Picture, frame, tables
 from gpu_device_plugin.core.report.text.columns import Tone
 from gpu_device_plugin.features.use.contract import GpuUse
 from tests.reports import SINCE, part, report
