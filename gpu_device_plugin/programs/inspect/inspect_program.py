@@ -168,7 +168,7 @@ async def _top(
             return [Line(str(unread(error)), Tone.BAD)]
 
     interval_s = arguments.interval or INTERVAL_S
-    if sys.stdout.isatty() and sys.stderr.isatty():  # Textual draws on the latter
+    if all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):  # Textual draws on the last
         try:
             from gpu_device_plugin.programs.inspect.top_screen import draw  # noqa: PLC0415 - 2 MB that only this needs
         except ModuleNotFoundError as error:

@@ -326,7 +326,7 @@ def test_top_is_drawn_again_when_the_cluster_changes(world: World) -> None:
         assert shown.end() == 0
 
 
-@pytest.mark.parametrize("how", ["q", "Q", "\x04", signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("how", ["q", "Q", "\x03", "\x04", signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_top_leaves_the_terminal_as_it_was(world: World, how: str | signal.Signals) -> None:
     world.has(node("gpu-1", gpu(0)))
     with terminal(world, "-w") as shown:
