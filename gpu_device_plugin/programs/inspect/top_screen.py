@@ -120,7 +120,7 @@ class Top(App[None]):
         self.theme = "ansi-dark"
         self._picture, self._again, self._why, self._interval_s = picture, again, why, interval_s
         self._head, self._filter = Static(), Input(placeholder="only rows with ...", compact=True)
-        self._gpus, self._pods = (Table(self.action_sort, self.action_why, id=each) for each in ("gpus", "pods"))
+        self._gpus, self._pods = Table(), Table(id="pods")
 
     def compose(self) -> ComposeResult:
         """Put one below the other."""
@@ -147,9 +147,8 @@ class Top(App[None]):
         said = head(self._picture, width)
         upper, lower, pods = tables(self._picture, width)
         self._head.update(_text(said))
-        marked = {heading for heading, by in _SORTED_BY.items() if by == self._picture.sort}
-        self._gpus.show(upper, marked)
-        self._pods.show(lower, marked, pods)
+        self._gpus.show(upper, self._picture.sort)
+        self._pods.show(lower, self._picture.sort, pods)
         # Pods get what nodes leave, and half of the screen at least.
         left = max(4, self.size.height - len(said) - 3 - self._filter.display)
         self._gpus.styles.max_height = max(2, left - min(len(lower), left // 2))
@@ -204,26 +203,22 @@ class Table(ScrollView, can_focus=True):
         )
     ]
 
-    def __init__(self, sort: Callable[[str], None], choose: Callable[[], None], *, id: str) -> None:  # noqa: A002 - theirs
-        """Call `sort` with what the column of a heading is sorted by, and `choose` for the row that is chosen."""
-        super().__init__(id=id)
-        self._sort, self._choose = sort, choose
-        self._lines: Sequence[Line] = ()
-        self._names: Sequence[str] = ()
-        self._marked: frozenset[str] = frozenset()
-        self._at = 0
+    _lines: Sequence[Line] = ()
+    _names: Sequence[str] = ()
+    _sort = ""
+    _at = 0
 
     @property
     def chosen(self) -> str:
         """The name of the row under the cursor; empty: there is none."""
         return self._names[self._at] if self._names else ""
 
-    def show(self, lines: Sequence[Line], marked: Iterable[str], names: Sequence[str] = ()) -> None:
-        """Show these lines, of which the first is the heading, with marked columns; and keep the row that is chosen.
+    def show(self, lines: Sequence[Line], sort: str, names: Sequence[str] = ()) -> None:
+        """Show these lines, the heading first, marked as it is sorted; and keep the row that is chosen.
 
         `names` are those of the rows; without names none can be chosen.
         """
-        before, self._lines, self._names, self._marked = self.chosen, lines, names, frozenset(marked)
+        before, self._lines, self._sort, self._names = self.chosen, lines, sort, names
         self._at = min(self._at, max(0, len(names) - 1))
         if before in names and self.chosen != before:
             self._at = names.index(before)
@@ -242,18 +237,18 @@ class Table(ScrollView, can_focus=True):
         self.scroll_to(y=at, animate=False)
         self.refresh()
 
-    def on_click(self, event: Click) -> None:
+    async def on_click(self, event: Click) -> None:
         """Sort by the column of a heading, or choose a row; a second click opens it."""
         if event.y == 0:
             x = event.x + self.scroll_offset.x
             found = re.finditer(r"\S+", self._lines[0].text)
             heading = min(found, key=lambda each: max(each.start() - x, x - each.end()), default=None)
             if heading is not None and heading[0] in _SORTED_BY:
-                self._sort(_SORTED_BY[heading[0]])
+                await self.run_action(f"app.sort('{_SORTED_BY[heading[0]]}')")
         elif (at := event.y + self.scroll_offset.y - 1) < len(self._names):
             self.to(at)
             if event.chain > 1:
-                self._choose()
+                await self.run_action("app.why")
 
     def render_line(self, y: int) -> Strip:
         """Return a line of what is in sight."""
@@ -266,7 +261,7 @@ class Table(ScrollView, can_focus=True):
 
     def _heading(self, text: str, style: Style) -> Iterable[Segment]:
         for part in re.split(r"(\S+)", text):
-            of = style + Style(reverse=part in self._marked)
+            of = style + Style(reverse=_SORTED_BY.get(part) == self._sort)
             yield Segment(part[:1], of + Style(underline=part in _SORTED_BY))
             yield Segment(part[1:], of)
 
