@@ -5,20 +5,20 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 GPUS   ?=
 CORES  := $(shell nproc 2> /dev/null || echo 1)
-# One process more than there are cores leaves none idle. Outside the core, tests wait for programs more than they
+# One process more than there are cores leaves none idle. Outside the pure ring, tests wait for programs more than they
 # compute: on a small machine twice as many take a quarter less time.
 WORKERS := $(shell expr $(CORES) + 1)
 WAITING := $(shell expr $(CORES) + 1 + $$([ $(CORES) -lt 8 ] && echo $(CORES) || echo 0))
 SEED   := $(or $(SEED),$(shell date +%s))
 # The pure ring, whose branches are all tested: what takes values and returns values.
-PURE := $(subst /,.,$(basename gpu_device_plugin/core gpu_device_plugin/model gpu_device_plugin/node/rules \
-  $(wildcard gpu_device_plugin/features/*/rules gpu_device_plugin/features/*/rules.py gpu_device_plugin/features/*/contract.py)))
-PURE_TESTS := tests/core tests/model tests/node/rules \
-  $(wildcard tests/features/*/rules tests/features/*/test_rules.py tests/features/*/test_contract.py)
+PURE := $(subst /,.,$(basename $(addprefix gpu_device_plugin/,model node/rules scheduler/rules report/rules programs/doctor/rules) \
+  $(wildcard gpu_device_plugin/features/*/rules gpu_device_plugin/features/*/rules.py gpu_device_plugin/features/*/contract.py gpu_device_plugin/features/*/report.py)))
+PURE_TESTS := $(addprefix tests/,model node/rules scheduler/rules report/rules programs/doctor/rules features/cost) \
+  $(wildcard tests/features/*/rules tests/features/*/test_rules.py tests/features/*/test_contract.py tests/features/*/test_report.py)
 # Where it is set, every program that a test starts compiles the package anew, and every process of pytest all tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test explore check compiled core others lowest coverage lint types imports protos protos-check bench placement picture docs e2e cluster mutants dist release clean
+.PHONY: help demo test explore check compiled pure others lowest coverage lint types imports protos protos-check locks bench placement picture docs e2e cluster mutants dist release clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -32,8 +32,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.ready: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'  # which knows --group
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --group dev
 	touch $@
 
 demo: $(VENV)/.installed  ## GPUs shared between pods, live in the terminal (ARGS=--once prints and exits; GPUS=nvml uses real GPUs)
@@ -41,16 +41,16 @@ demo: $(VENV)/.installed  ## GPUs shared between pods, live in the terminal (ARG
 
 test: check  ## run everything that CI runs
 
-# Outside the core, tests wait more than they compute: the others use that time.
-check: $(VENV)/.ready  ## format, lint, types, import contracts, generated code, tests, coverage of the core
+# Outside the pure ring, tests wait more than they compute: the others use that time.
+check: $(VENV)/.ready  ## format, lint, types, import contracts, generated code, tests, coverage of the pure ring
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=line types compiled lint imports protos-check
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=line others core
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=line others pure
 
 # Once for the workers of both runs: at the same time each would compile most of the tests for itself.
 compiled: $(VENV)/.ready
 	@$(BIN)/pytest --collect-only -qq > /dev/null || true  # what is wrong with them is for those runs to say
 
-core: $(VENV)/.ready
+pure: $(VENV)/.ready
 	$(BIN)/pytest -n $(WORKERS) $(PURE_TESTS) $(PURE:%=--cov=%) --cov-fail-under=100 $(ARGS)
 
 others: $(VENV)/.ready
@@ -65,7 +65,7 @@ others: $(VENV)/.ready
 	touch $@
 
 # The pure ring needs no packages.
-lowest: .venv-lowest/.ready  ## the tests outside the core, with the lowest versions that pyproject.toml allows
+lowest: .venv-lowest/.ready  ## the tests outside the pure ring, with the lowest versions that pyproject.toml allows
 	.venv-lowest/bin/pytest -n $(WAITING) --dist worksteal $(PURE_TESTS:%=--ignore=%) $(ARGS)
 
 coverage: $(VENV)/.ready  ## what the tests run of the whole package, in twice the time of the tests
@@ -87,22 +87,28 @@ imports: $(VENV)/.ready
 
 PROTOS := $(wildcard protos/gpu_device_plugin/kubelet/_proto/*.proto)
 
-.venv-protos/.ready: pyproject.toml
-	$(PYTHON) -m venv .venv-protos
-	.venv-protos/bin/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	.venv-protos/bin/pip install --quiet --disable-pip-version-check --group protos
-	touch $@
+# The folder of what it writes is the argument. The compiler looks for its plugins along PATH.
+PROTOC = PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m grpc_tools.protoc -Iprotos \
+  $(foreach kind,python grpc_python mypy mypy_grpc,--$(kind)_out=$(1)) $(PROTOS)
 
-protos: .venv-protos/.ready  ## regenerate gpu_device_plugin/kubelet/_proto
-	.venv-protos/bin/python -m grpc_tools.protoc --plugin=protoc-gen-mypy=.venv-protos/bin/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=.venv-protos/bin/protoc-gen-mypy_grpc \
-	  -Iprotos --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. $(PROTOS)
+protos: $(VENV)/.ready  ## regenerate gpu_device_plugin/kubelet/_proto
+	$(call PROTOC,.)
 
-protos-check: .venv-protos/.ready
+protos-check: $(VENV)/.ready
 	@rm -rf build/protos && mkdir -p build/protos
-	@.venv-protos/bin/python -m grpc_tools.protoc --plugin=protoc-gen-mypy=.venv-protos/bin/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=.venv-protos/bin/protoc-gen-mypy_grpc \
-	  -Iprotos --python_out=build/protos --grpc_python_out=build/protos --mypy_out=build/protos --mypy_grpc_out=build/protos $(PROTOS)
+	@$(call PROTOC,build/protos)
 	@diff -r -x __init__.py -x __pycache__ build/protos/gpu_device_plugin/kubelet/_proto gpu_device_plugin/kubelet/_proto \
 	  || { echo 'Generated code differs from protos/: run `make protos` and commit the result.'; exit 1; }
+
+# Versions that are pinned stay. A Python that is older than 3.11's last has them too: Debian 12 has 3.11.2.
+LOCK = $(BIN)/uv pip compile --quiet --universal --fork-strategy fewest --python-version 3.11 --no-annotate
+HASHED = $(LOCK) --constraint constraints.txt --only-binary :all: --generate-hashes --emit-build-options --custom-compile-command 'make locks'
+
+locks: $(VENV)/.ready  ## pin the packages of tests, images and releases after a change of pyproject.toml (ARGS=--upgrade: the newest ones)
+	$(LOCK) --no-header pyproject.toml --group dev --output-file constraints.txt $(ARGS)
+	$(HASHED) pyproject.toml --output-file requirements.lock
+	echo hatchling | $(HASHED) - --output-file requirements-build.lock
+	$(HASHED) pyproject.toml --group release --output-file requirements-release.lock
 
 bench: $(VENV)/.ready  ## measure speed and size; prints a table
 	$(BIN)/python -m bench.node_agent $(ARGS)
@@ -132,7 +138,7 @@ picture: $(VENV)/.ready  ## the picture of the page in README.md, by a headless 
 docs: $(VENV)/.ready  ## build the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-mutants: $(VENV)/.ready  ## mutation-test the core, for an hour; ARGS='gpu_device_plugin.core.cluster.pod_demand.*' tests one module
+mutants: $(VENV)/.ready  ## mutation-test the pure ring, for an hour; ARGS='gpu_device_plugin.scheduler.rules.pod_demand.*' tests one module
 	rm -rf mutants  # mutmut would reuse its earlier results although tests have changed
 	$(BIN)/pip install --quiet --disable-pip-version-check mutmut
 	$(BIN)/mutmut run $(ARGS)
@@ -145,4 +151,4 @@ release: $(VENV)/.ready  ## VERSION=x.y.z: the same with a new version, as a com
 	$(BIN)/python -m tools.release '$(VERSION)'
 
 clean:
-	rm -rf .venv .venv-protos .venv-lowest build dist .mypy_cache .ruff_cache .pytest_cache .coverage* mutants
+	rm -rf .venv .venv-lowest build dist .mypy_cache .ruff_cache .pytest_cache .coverage* mutants

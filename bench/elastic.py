@@ -131,12 +131,12 @@ async def _returns(root: Path, times: int) -> list[float]:
 
 
 async def _starts(
-    run: Run, api: ApiServer, number: int, ids: Sequence[str], wishes: Mapping[str, str] | None = None
+    run: Run, api: ApiServer, number: int, ids: Sequence[str], selector: Mapping[str, str] | None = None
 ) -> None:
     """Have a pod admitted with these devices."""
     promise = {"ALIYUN_COM_GPU_MEM_IDX": "0", ASSIGNED: "false"}
     uid, name = synthetic.uid(number), f"pod-{number}"
-    annotations = {**promise, **(wishes or {})}
+    annotations = {**promise, **(selector or {})}
     main = builders.container(mem=len(ids))
     api.add(builders.pod(name, main, uid=uid, node=NODE, phase="Pending", annotations=annotations))
     await asyncio.sleep(0.3)  # until the watch has told
@@ -179,7 +179,7 @@ def resizes(root: Path, options: argparse.Namespace) -> Iterator[Row]:
         yield from worst(f"a wish for less until all have answered, {how}", found.lowered)
 
 
-def wishes(root: Path, options: argparse.Namespace) -> Iterator[Row]:
+def selector(root: Path, options: argparse.Namespace) -> Iterator[Row]:
     """Measure what a pod whose wish changes all the time costs the others."""
     of = f"{options.nodes:,} nodes"
     found = elastic_resizing.beside(root, options.nodes, options.calls, options.times)
@@ -192,7 +192,7 @@ def wishes(root: Path, options: argparse.Namespace) -> Iterator[Row]:
 PARTS: Mapping[str, Callable[[Path, argparse.Namespace], Iterator[Row]]] = {
     "returns": returns,
     "resizes": resizes,
-    "wishes": wishes,
+    "wishes": selector,
     "reading": reading,
 }
 

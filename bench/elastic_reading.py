@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.elastic.borrowing import Borrowing
-from gpu_device_plugin.features.use.contract import write_node_use
 from gpu_device_plugin.features.use.node import Use, UseReports
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract.keys import ELASTIC, LONGEST, MEMORY_GUARANTEE, MEMORY_LIMIT
+from gpu_device_plugin.model.contract.node_use import write_node_use
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
@@ -55,7 +55,7 @@ class _Owners(ProcessOwners):
         return {pid: CgroupOwner(f"uid-{pid}", f"{pid:064x}") for pid in pids}
 
 
-def wishes(*, longest: bool) -> Mapping[str, str]:
+def selector(*, longest: bool) -> Mapping[str, str]:
     """Return the annotations of a pod that may borrow: short ones, or as long as they are read."""
     if not longest:
         return {MEMORY_LIMIT: "40"}
@@ -77,7 +77,7 @@ def reading(*, longest: bool, rounds: int = 30) -> tuple[float, float, float]:
     Every second reading finds all GPUs full, so that the borrowers are asked to return memory, and every file changes.
     """
     with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(_read(Path(folder), wishes(longest=longest), rounds))
+        return asyncio.run(_read(Path(folder), selector(longest=longest), rounds))
 
 
 async def _read(folder: Path, annotations: Mapping[str, str], rounds: int) -> tuple[float, float, float]:

@@ -19,7 +19,6 @@ from bench.inside import named
 from bench.kubeapi import KubeApi
 from bench.node_agent import COUNT, MEMORY, NODE, allocating, first_list, running
 from bench.scheduler import PREFIX, Caller, create, schedule
-from gpu_device_plugin.features.elastic.contract import read_answer
 from gpu_device_plugin.model.contract.keys import (
     ASSIGNED,
     MEMORY_GUARANTEE,
@@ -28,6 +27,7 @@ from gpu_device_plugin.model.contract.keys import (
     NODE_GPUS,
     RESIZE_BOUND,
 )
+from gpu_device_plugin.model.contract.reservations import read_answer
 from tests import builders
 from tests.cluster_double.api_server import ApiServer
 

@@ -19,23 +19,23 @@ import aiohttp
 from bench import hostile, synthetic
 from bench.policies import nodes_to_find
 from bench.scheduler import arguments
-from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.cluster.writers.binder import PodRef
-from gpu_device_plugin.core.cluster.fitting import fit
-from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.cluster.usage import usage_of
+from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES, EXTENDER_SETTINGS
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
+from gpu_device_plugin.kubernetes.writers.binder import PodRef
 from gpu_device_plugin.metrics import PrometheusMetrics
-from gpu_device_plugin.programs.extender.extender_program import Extender
-from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.scheduler.extender import Extender
+from gpu_device_plugin.scheduler.rules.fitting import fit
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
+from gpu_device_plugin.scheduler.rules.usage import usage_of
 from gpu_device_plugin.settings.sources import Sources
-from tests.programs.extender.contexts import binding_in
+from tests.scheduler.contexts import binding_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
 
-    from gpu_device_plugin.cluster.writers.binder import Binder
-    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.kubernetes.writers.binder import Binder
     from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 CHANGES = 10
 """Pods that end or come between two calls."""
@@ -65,8 +65,8 @@ async def _current() -> None:
 
 async def measure(api: str, nodes: int, calls: int, percentage: int) -> dict[str, Any]:
     """Return the times of each verb, and what was asked each time."""
-    settings = Sources(ExtenderSettings, {"http": "off", "listen": "127.0.0.1:0"}, {}).read()
-    extender = Extender(settings, ClusterConfig(api))
+    settings = Sources(EXTENDER_SETTINGS, {"http": "off", "listen": "127.0.0.1:0"}, {}).read()
+    extender = Extender(settings, ClusterConfig(api), features=EXTENDER_FEATURES)
     running = asyncio.create_task(extender.run(), name="extender")
     verbs, fleet = extender.verbs, extender.fleet
     names, rng = [synthetic.node_name(node) for node in range(nodes)], random.Random(0)  # noqa: S311 - repeatable
@@ -137,8 +137,8 @@ def _hostile(extender: Extender, what: str, names: list[str]) -> Iterator[tuple[
     bodies = {"filter": arguments(pod, names), "prioritize": arguments(pod, names), "preempt": preemption}
     steps: dict[str, Callable[[], object]] = {
         **{name: partial(getattr(verbs, name), body) for name, body in bodies.items()},
-        "usage of": lambda: usage_of(extender._pod_reader.read(raw)[0], extender.settings.offered),
-        "place of": lambda: _placed(extender, extender._pod_reader.read(raw)[0], fleet.candidates[names[0]]),
+        "usage of": lambda: usage_of(extender.follower._pod_reader.read(raw)[0], extender.settings.offered),
+        "place of": lambda: _placed(extender, extender.follower._pod_reader.read(raw)[0], fleet.candidates[names[0]]),
     }
     for name, step in steps.items():
         began = time.thread_time()
@@ -149,7 +149,7 @@ def _hostile(extender: Extender, what: str, names: list[str]) -> Iterator[tuple[
 def _placed(extender: Extender, pod: Pod, node: Candidate) -> None:
     """Decide as bind does."""
     asked = ask(pod, extender.settings.offered)
-    if isinstance(asked, Ask):
+    if isinstance(asked, GpuRequest):
         fit(asked, node, "binpack")
 
 
@@ -166,7 +166,7 @@ async def _binds(extender: Extender, names: list[str], calls: int) -> Any:
         answer = json.loads(extender.verbs.filter(arguments(json.loads(raw), names)))
         if not answer["NodeNames"]:
             continue
-        pod = extender._pod_reader.read(raw)[0]
+        pod = extender.follower._pod_reader.read(raw)[0]
         fleet.put_pod(pod)
         ref, node = PodRef(pod.namespace, pod.name, pod.uid), rng.choice(answer["NodeNames"])
         began = time.perf_counter()

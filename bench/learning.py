@@ -13,21 +13,21 @@ import logging
 import random
 import sys
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from bench import synthetic
 from bench.node_agent import Row, machine, percentiles, show
-from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.cluster.changes import View
-from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.fleet_judge import Judge
+from gpu_device_plugin.features.learning.scheduler import Learner
 from gpu_device_plugin.model.contract.keys import AVOID_MODEL, USE_MODEL
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Amounts, Kind
-from gpu_device_plugin.programs.extender.workload_learning import Learner
-from tests.programs.extender.contexts import context
+from gpu_device_plugin.scheduler.rules.candidate import candidate
+from gpu_device_plugin.scheduler.rules.changes import View
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
+from tests.scheduler.contexts import context
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,13 +66,14 @@ def hostile(number: int) -> Pod:
 async def measure(node_types: int, pods: int) -> tuple[Sequence[float], Sequence[float], float]:
     """Return the times of decisions and of turns of the loop while it learns, in ms, and of all the learning, in s."""
     view = nodes(1000, node_types)
-    judge = Judge(view)
-    learner = Learner(context(resources=synthetic.RESOURCES), judge)
+    learner = Learner(context(SimpleNamespace(now=view), resources=synthetic.RESOURCES))
+    evaluator = learner.nodes.evaluator
+    evaluator.ranker = learner.nodes
     for number in range(pods):
-        learner.observe(hostile(number))
+        learner.bound(hostile(number))
     names = list(view.candidates)
-    harmless = Ask((Part(Demand(Kind.MEMORY, 4)),))
-    judge.scores(harmless, names, "fit", "fit")
+    harmless = GpuRequest((Part(Demand(Kind.MEMORY, 4)),))
+    evaluator.scores(harmless, names, "fit", "fit")
     began = time.thread_time()
     learning = asyncio.create_task(learner.learn(), name="learn")
     decisions, turns = list[float](), list[float]()
@@ -82,7 +83,7 @@ async def measure(node_types: int, pods: int) -> tuple[Sequence[float], Sequence
             before = time.thread_time()
             await asyncio.sleep(0)
             turns.append((time.thread_time() - before) * 1000)
-        judge.scores(harmless, names, "fit", "fit")
+        evaluator.scores(harmless, names, "fit", "fit")
         decisions.append((time.thread_time() - since) * 1000)
     return decisions, turns, time.thread_time() - began
 

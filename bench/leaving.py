@@ -11,23 +11,23 @@ import sys
 from typing import TYPE_CHECKING
 
 from bench.policies import policy_named
-from gpu_device_plugin.core.capacity.movable import Fits, Resident, Site, Stays
-from gpu_device_plugin.core.capacity.plans import planning
-from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.cluster.packing import finished
-from gpu_device_plugin.core.cluster.usage import Occupant, Usage
-from gpu_device_plugin.core.value.placing import Placer, asked
+from gpu_device_plugin.features.capacity.rules.movable import Fits, PlannedNode, PlannedPod, UnmovableReason
+from gpu_device_plugin.features.capacity.rules.plans import planning
+from gpu_device_plugin.features.learning.rules.arrivals import Placer, asked
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.experiment import run
 from gpu_device_plugin.programs.simulate.model import Workload, departing
+from gpu_device_plugin.scheduler.rules.candidate import candidate
+from gpu_device_plugin.scheduler.rules.packing import finished
+from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpu_device_plugin.core.capacity.movable import Move
-    from gpu_device_plugin.core.value.placing import Start
+    from gpu_device_plugin.features.capacity.rules.movable import Move
+    from gpu_device_plugin.features.learning.rules.arrivals import Start
     from gpu_device_plugin.programs.simulate.model import SimulationOutcome
 
     Arrivals = tuple[Sequence[int], Sequence[int]]
@@ -70,7 +70,7 @@ class Rebalancer(Placer):
         self._asks = [asked(kind) for kind in workload.kinds]
         self._nodes = [_empty(node, row) for row, node in enumerate(nodes)]
         """The GPUs of each row, and the usage of the pods that run there from the beginning and stay."""
-        self._sites: dict[int, Site] = {}
+        self._sites: dict[int, PlannedNode] = {}
         """By row, as long as nothing there changes."""
         self._on: dict[int, dict[int, int]] = {}
         """By row, the pods that came there, by number, with their kinds."""
@@ -129,25 +129,29 @@ class Rebalancer(Placer):
         self._note(number, kind, target)
         self.moves += 1
 
-    def _site(self, row: int) -> Site:
+    def _site(self, row: int) -> PlannedNode:
         known = self._sites.get(row)
         if known is None:
             gpus, fixed = self._nodes[row]
-            stays = [Resident(Occupant(f"fixed-{row}", fixed), stays=Stays.NO_CONTROLLER)] if fixed.shares else []
+            stays = (
+                [PlannedPod(GpuConsumer(f"fixed-{row}", fixed), stays=UnmovableReason.NO_CONTROLLER)]
+                if fixed.shares
+                else []
+            )
             pods = [self._resident(number, kind) for number, kind in self._on.get(row, {}).items()]
             room = self.lefts[row]
             left = Amounts(room.cpu_milli, room.memory_mib)
             residents = (*stays, *pods)
             node = candidate(f"{row:08}", gpus, [each.pod.usage for each in residents], left)
-            known = self._sites[row] = Site(node, residents)
+            known = self._sites[row] = PlannedNode(node, residents)
         return known
 
-    def _resident(self, number: int, kind: int) -> Resident:
+    def _resident(self, number: int, kind: int) -> PlannedPod:
         pod, place = self.kinds[kind], self.came[number][1]
         positions = sorted(place[1]) if place else []
         usage = Usage(tuple((at, pod.shares) for at in positions)) if pod.shares else Usage(whole=tuple(positions))
-        occupant = Occupant(str(number), usage, name=str(number))
-        return Resident(occupant, self._asks[kind], Amounts(pod.cpu_milli, pod.memory_mib))
+        occupant = GpuConsumer(str(number), usage, name=str(number))
+        return PlannedPod(occupant, self._asks[kind], Amounts(pod.cpu_milli, pod.memory_mib))
 
 
 def _empty(node: Start, row: int) -> tuple[NodeGpus, Usage]:

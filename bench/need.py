@@ -12,23 +12,23 @@ import random
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from gpu_device_plugin.core.capacity.leaving import leaving
-from gpu_device_plugin.core.capacity.movable import Resident
-from gpu_device_plugin.core.capacity.node_kinds import Needs, kind_of, needed
-from gpu_device_plugin.core.capacity.terms import NO_TERMS
-from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.cluster.changes import View
-from gpu_device_plugin.core.cluster.pod_demand import Ask, Part
-from gpu_device_plugin.core.cluster.usage import Occupant, Usage
-from gpu_device_plugin.fleet_judge import Judge
+from gpu_device_plugin.features.capacity.rules.leaving import leaving
+from gpu_device_plugin.features.capacity.rules.movable import PlannedPod
+from gpu_device_plugin.features.capacity.rules.node_kinds import Needs, kind_of, needed
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Amounts, Kind
+from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
+from gpu_device_plugin.scheduler.rules.candidate import candidate
+from gpu_device_plugin.scheduler.rules.changes import View
+from gpu_device_plugin.scheduler.rules.node_constraints import NO_TERMS
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
+from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
 
-    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 T = TypeVar("T")
 
@@ -36,23 +36,23 @@ _TYPES = (("A10", 4, 22), ("A100", 8, 80), ("H200", 8, 140), ("T4", 1, 15), ("L4
 _SIZES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 30, 40)
 
 
-def nodes_of(number: int, rng: random.Random) -> tuple[dict[str, Candidate], dict[str, list[Resident]]]:
+def nodes_of(number: int, rng: random.Random) -> tuple[dict[str, Candidate], dict[str, list[PlannedPod]]]:
     """Return nodes on which pods take about three quarters of each GPU, and these pods."""
     nodes: dict[str, Candidate] = {}
-    pods: dict[str, list[Resident]] = {}
+    pods: dict[str, list[PlannedPod]] = {}
     for at in range(number):
         model, gpus, size = _TYPES[at % len(_TYPES)]
         name = f"node-{at}"
         listed = NodeGpus(tuple(ListedGpu(n, size, f"GPU-{at}-{n}", model) for n in range(gpus)), share_mib=1024)
-        there: list[Resident] = []
+        there: list[PlannedPod] = []
         for gpu in range(gpus):
             left = round(size * rng.uniform(0.6, 0.9))
             while left > 0:
                 part = min(left, rng.choice(_SIZES))
                 left -= part
                 usage = Usage(((gpu, part),))
-                asked = Ask((Part(Demand(Kind.MEMORY, part)),))
-                there.append(Resident(Occupant(f"{name}-{len(there)}", usage, name=f"p{len(there)}"), asked))
+                asked = GpuRequest((Part(Demand(Kind.MEMORY, part)),))
+                there.append(PlannedPod(GpuConsumer(f"{name}-{len(there)}", usage, name=f"p{len(there)}"), asked))
         usages = [pod.pod.usage for pod in there]
         nodes[name] = candidate(name, listed, usages, Amounts(96_000, 400_000))
         pods[name] = there
@@ -82,16 +82,16 @@ def waiting(number: int, rng: random.Random) -> Mapping[Needs, int]:
         whole = rng.random() < 0.15
         demand = Demand(Kind.COUNT, rng.choice((1, 2, 4))) if whole else Demand(Kind.MEMORY, rng.choice(_SIZES))
         amounts = Amounts(rng.choice((500, 1000, 4000)), rng.choice((1024, 8192)))
-        needs = Needs(Ask((Part(demand),)), NO_TERMS, amounts)
+        needs = Needs(GpuRequest((Part(demand),)), NO_TERMS, amounts)
         found[needs] = found.get(needs, 0) + 1
     return found
 
 
-def with_room(kinds: Iterable[Needs], judge: Judge, names: list[str]) -> Generator[None, None, int]:
+def with_room(kinds: Iterable[Needs], evaluator: NodeEvaluator, names: list[str]) -> Generator[None, None, int]:
     """Return how many kinds of pods have room on a node, as the extender looks at it before it asks for any."""
     found = 0
     for kind in kinds:
-        found += None in judge.verdicts(kind.ask, names)
+        found += None in evaluator.verdicts(kind.ask, names)
         yield
     return found
 
@@ -110,9 +110,9 @@ def main() -> None:
     view = View(lambda: None)
     for name, node in nodes.items():
         view.put(name, node)
-    judge = Judge(view)
-    judge.prepare()
-    roomy, total, longest = steps(with_room(kinds, judge, list(nodes)))
+    evaluator = NodeEvaluator(view)
+    evaluator.prepare()
+    roomy, total, longest = steps(with_room(kinds, evaluator, list(nodes)))
     print(f"| {given.nodes:,} nodes judged for {len(kinds)} kinds of pods, {roomy} of which have room |"
           f" {total:.0f} ms | {longest:.1f} ms |")  # fmt: skip
     need, total, longest = steps(needed(kinds, list(types.values())))

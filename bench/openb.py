@@ -17,9 +17,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from bench.policies import placed
-from gpu_device_plugin.core.value.placing import Start
-from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.features.learning.rules.arrivals import Start
+from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.programs.simulate.model import Workload, until
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _traced(row: Mapping[str, str]) -> PodKind:
         gpus,
         int(row["cpu_milli"]) or _UNASKED_CPU,
         int(row["memory_mib"]),
-        GpuPreferences(tuple(sorted(model for model in (row.get("gpu_spec") or "").split("|") if model))),
+        GpuSelector(tuple(sorted(model for model in (row.get("gpu_spec") or "").split("|") if model))),
     )
 
 

@@ -32,8 +32,8 @@ from bench.node_agent import machine
 from bench.openb import TRACE_SHARES, trace
 from bench.policies import placed as placed_by
 from bench.scheduler import PREFIX
-from gpu_device_plugin.core.value.placing import Start
-from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
+from gpu_device_plugin.features.learning.rules.arrivals import Start
+from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, USE_MODEL
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
 from gpu_device_plugin.programs.simulate.model import Workload, capacity_of, demand_of, until
@@ -141,7 +141,7 @@ def pod_json(number: int, kind: PodKind, scheduler: str) -> Json:
     """Return a pod of a kind."""
     gpus = {_MEM: str(kind.shares * kind.gpus)} if kind.shares else {_COUNT: str(kind.gpus)} if kind.gpus else {}
     amounts = {"cpu": f"{kind.cpu_milli}m", "memory": f"{kind.memory_mib}Mi", **gpus}
-    models = {USE_MODEL: ",".join(kind.wishes.use_models)} if kind.wishes.choosy else {}
+    models = {USE_MODEL: ",".join(kind.selector.use_models)} if kind.selector.choosy else {}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -282,7 +282,7 @@ class Ledger:
             at
             for at, free in enumerate(frees)
             if (free >= kind.shares if kind.shares else free == shape.sizes[at])
-            and (kind.wishes.allow_model(shape.models[at]))
+            and (kind.selector.allow_model(shape.models[at]))
         ]
         if len(fitting) < kind.gpus:
             return False

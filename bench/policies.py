@@ -13,19 +13,19 @@ from itertools import chain, compress, islice
 from math import exp, floor
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.cluster.packing import finished
-from gpu_device_plugin.core.value.fair_learning import due, studying
-from gpu_device_plugin.core.value.marginal_value import NEVER, Appraiser, Left, unused
-from gpu_device_plugin.core.value.placing import Placer, Policy
-from gpu_device_plugin.core.value.workload_mix import PodKind, WorkloadMix, joined
+from gpu_device_plugin.features.learning.rules.arrivals import Placer, Policy
+from gpu_device_plugin.features.learning.rules.fair_learning import due, studying
+from gpu_device_plugin.features.learning.rules.marginal_value import NEVER, Appraiser, FreeCapacity, unused
+from gpu_device_plugin.features.learning.rules.workload_mix import PodKind, WorkloadMix, joined
 from gpu_device_plugin.programs.simulate.experiment import gpu_nodes, policy_of, run
 from gpu_device_plugin.programs.simulate.model import gpus_with_room
+from gpu_device_plugin.scheduler.rules.packing import finished
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.core.value.placing import Start
-    from gpu_device_plugin.core.value.workload_mix import NodeType
+    from gpu_device_plugin.features.learning.rules.arrivals import Start
+    from gpu_device_plugin.features.learning.rules.workload_mix import NodeType
     from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Workload
 
 _TYPICAL = 0.95
@@ -91,7 +91,7 @@ def policy_named(name: str, nodes: Sequence[Start], workload: Workload) -> Polic
 # --- kube-scheduler shows the extender samples of the nodes -----------------------------------------------------------
 
 
-def passes(kind: PodKind, shape: NodeType, left: Left) -> bool:
+def passes(kind: PodKind, shape: NodeType, left: FreeCapacity) -> bool:
     """Return whether kube-scheduler's own plugins let a pod pass: they know sums only, and no models.
 
     An agent withholds from each sum the GPUs that are in use as the other resource.
@@ -189,7 +189,7 @@ class _LearningPlacer(SamplingPlacer):
         return self._best_fit if usable is None else Appraiser(usable)
 
 
-def _fullest(kind: PodKind, shape: NodeType, left: Left) -> list[int]:
+def _fullest(kind: PodKind, shape: NodeType, left: FreeCapacity) -> list[int]:
     """Return the GPUs that a pod gets if it takes the fullest ones; fewer than it asks for: it does not fit."""
     if left.cpu_milli < kind.cpu_milli or left.memory_mib < kind.memory_mib:
         return []
@@ -212,20 +212,20 @@ class Fgd:
         self._memories = sorted({kind.memory_mib for kind, _ in typical})
         self._tables: dict[tuple[NodeType, int, int], _Usable] = {}
 
-    def appraise(self, shape: NodeType, left: Left) -> tuple[NodeType, Left, float]:
+    def appraise(self, shape: NodeType, left: FreeCapacity) -> tuple[NodeType, FreeCapacity, float]:
         return shape, left, self._fragments(shape, left)
 
-    def gain(self, kind: PodKind, node: tuple[NodeType, Left, float]) -> float:
+    def gain(self, kind: PodKind, node: tuple[NodeType, FreeCapacity, float]) -> float:
         grown = [grown for grown, _ in self._options(kind, node)]
         if not grown:
             return NEVER
         # As published, rounded to a hundred steps: so most nodes are equal, and their order decides.
         return floor(100 / (1 + exp(min(grown) / max(1, *node[0].sizes, 1))))
 
-    def gpus(self, kind: PodKind, node: tuple[NodeType, Left, float]) -> Sequence[int]:
+    def gpus(self, kind: PodKind, node: tuple[NodeType, FreeCapacity, float]) -> Sequence[int]:
         return min(self._options(kind, node))[1]
 
-    def _options(self, kind: PodKind, node: tuple[NodeType, Left, float]) -> list[tuple[float, list[int]]]:
+    def _options(self, kind: PodKind, node: tuple[NodeType, FreeCapacity, float]) -> list[tuple[float, list[int]]]:
         """Return by how many shares fragments grow, and by which GPUs: any one, or the fullest ones with room."""
         shape, left, now = node
         gpus = _fullest(kind, shape, left)
@@ -238,7 +238,7 @@ class Fgd:
             choices = [[at] for at in {(left.frees[at], shape.cards[at] is None): at for at in every}.values()]
         return [(self._fragments(shape, left.after(kind, each)) - now, each) for each in choices]
 
-    def _fragments(self, shape: NodeType, left: Left) -> float:
+    def _fragments(self, shape: NodeType, left: FreeCapacity) -> float:
         key = shape, bisect_right(self._cpus, left.cpu_milli), bisect_right(self._memories, left.memory_mib)
         table = self._tables.get(key)
         if table is None:
@@ -283,10 +283,10 @@ class BestFit:
         self._most_cpu = max([1, *(node.shape.cpu_milli for node in nodes)])
         self._most_shares = max([1, *(sum(node.shape.sizes) for node in nodes)])
 
-    def appraise(self, shape: NodeType, left: Left) -> tuple[NodeType, Left]:
+    def appraise(self, shape: NodeType, left: FreeCapacity) -> tuple[NodeType, FreeCapacity]:
         return shape, left
 
-    def gain(self, kind: PodKind, node: tuple[NodeType, Left]) -> float:
+    def gain(self, kind: PodKind, node: tuple[NodeType, FreeCapacity]) -> float:
         shape, left = node
         gpus = _fullest(kind, shape, left)
         if len(gpus) < kind.gpus or left.cpu_milli < kind.cpu_milli or left.memory_mib < kind.memory_mib:
@@ -295,7 +295,7 @@ class BestFit:
         # As published, rounded to a hundred steps: so many nodes are equal, and their order decides.
         return floor(100 * (1 - (after.shares / self._most_shares + after.cpu_milli / self._most_cpu) / 2))
 
-    def gpus(self, kind: PodKind, node: tuple[NodeType, Left]) -> Sequence[int]:
+    def gpus(self, kind: PodKind, node: tuple[NodeType, FreeCapacity]) -> Sequence[int]:
         return sorted(_fullest(kind, *node))
 
 
@@ -308,15 +308,15 @@ class Apart:
     def __init__(self, policy: Policy[Any]) -> None:
         self._policy = policy
 
-    def appraise(self, shape: NodeType, left: Left) -> tuple[Any, NodeType, Left]:
+    def appraise(self, shape: NodeType, left: FreeCapacity) -> tuple[Any, NodeType, FreeCapacity]:
         return self._policy.appraise(shape, left), shape, left
 
-    def gain(self, kind: PodKind, node: tuple[Any, NodeType, Left]) -> float:
+    def gain(self, kind: PodKind, node: tuple[Any, NodeType, FreeCapacity]) -> float:
         seen, shape, left = node
         if kind.gpus:
             return self._policy.gain(kind, seen)
         cpu, memory = left.cpu_milli - kind.cpu_milli, left.memory_mib - kind.memory_mib
         return NEVER if min(cpu, memory) < 0 else cpu / max(1, shape.cpu_milli) + memory / max(1, shape.memory_mib)
 
-    def gpus(self, kind: PodKind, node: tuple[Any, NodeType, Left]) -> Sequence[int]:
+    def gpus(self, kind: PodKind, node: tuple[Any, NodeType, FreeCapacity]) -> Sequence[int]:
         return self._policy.gpus(kind, node[0])

@@ -19,13 +19,13 @@ from bench.extender import Extender, counted, load, running, session
 from bench.kubeapi import STALLED_S, KubeApi, binaries, following
 from bench.node_agent import Row, add_only, machine, show
 from bench.scheduler import PREFIX, create, delete
-from gpu_device_plugin.core.cluster.candidate import by_division
-from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.cluster.usage import promise
 from gpu_device_plugin.metrics import SAMPLE_MISSES
 from gpu_device_plugin.model.contract.keys import SPLIT_LABEL
 from gpu_device_plugin.model.placing import Placement
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.scheduler.rules.candidate import by_division
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
+from gpu_device_plugin.scheduler.rules.usage import promise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -138,7 +138,7 @@ def filler(gpus: int) -> tuple[int, Mapping[str, str], Mapping[str, str]]:
     labels, amount = {SPLIT_LABEL: str(gpus)}, each * gpus
     containers = (Container("main-0", ContainerKind.APP, 0, {synthetic.MEMORY: amount}),)
     asked = ask(Pod("", "", "", labels=labels, containers=containers), synthetic.RESOURCES)
-    assert isinstance(asked, Ask)
+    assert isinstance(asked, GpuRequest)
     (part,) = asked.parts
     placements = [Placement(part.demand, tuple((position, each) for position in range(gpus)))]
     gpus_of_node = by_division(synthetic.GPUS * synthetic.SHARES, synthetic.GPUS)

@@ -9,9 +9,6 @@ from functools import cache
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.cluster.candidate import by_division
-from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.cluster.usage import promise
 from gpu_device_plugin.model.contract.keys import ASSIGNED, NODE_GPUS, SPLIT_LABEL, USE_MODEL
 from gpu_device_plugin.model.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.model.contract.nodelabels import node_labels
@@ -20,6 +17,9 @@ from gpu_device_plugin.model.placing import Demand, Placement
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.shares import Shares, share_id
+from gpu_device_plugin.scheduler.rules.candidate import by_division
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
+from gpu_device_plugin.scheduler.rules.usage import promise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -97,7 +97,7 @@ def pods_of(node: int) -> Iterator[Placed]:
         left = free.copy()
         for part in asked.parts:
             found = _place(part.demand, left, rng)
-            if found is None or (asked.wishes.choosy and not asked.wishes.allow_model(model(node))):
+            if found is None or (asked.selector.choosy and not asked.selector.allow_model(model(node))):
                 break
             placements.append(found)
             for position, shares in found.shares:
@@ -113,14 +113,14 @@ _ALIKE = by_division(GPUS * SHARES, GPUS)
 
 
 @cache
-def _asked(name: str) -> Ask:
+def _asked(name: str) -> GpuRequest:
     shape = SHAPES[name]
     containers = tuple(
         Container(f"main-{index}", ContainerKind.APP, index, {resource: amount})
         for index, (resource, amount) in enumerate(shape.containers)
     )
     found = ask(Pod("", "", "", annotations=shape.annotations, labels=shape.labels, containers=containers), RESOURCES)
-    assert isinstance(found, Ask)
+    assert isinstance(found, GpuRequest)
     return found
 
 

@@ -14,10 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.history.contract import LARGEST_HISTORY, STEP_S, STEPS
+from gpu_device_plugin.features.history.contract import STEP_S, STEPS
 from gpu_device_plugin.features.history.rules.ring import ROOM, GpuSample, Ring
 from gpu_device_plugin.features.history.sampling import encoded
-from gpu_device_plugin.features.use.contract import write_node_use
 from gpu_device_plugin.features.use.rules.container_gpus import container_gpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, attribute
 from gpu_device_plugin.features.use.rules.use_report import names, node_use
@@ -26,6 +25,8 @@ from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner, owner_of_process
 from gpu_device_plugin.kubelet.procfs import ProcessOwners
 from gpu_device_plugin.model.allocations import Allocation
+from gpu_device_plugin.model.contract.keys import LARGEST_ANSWER
+from gpu_device_plugin.model.contract.node_use import write_node_use
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
@@ -194,7 +195,7 @@ def remembering() -> tuple[float, float, float, int]:
     def answer() -> None:
         selection = ring.select(namespace="default")
         if selection is not None:
-            answers.append(encoded(selection, 0.0, LARGEST_HISTORY))
+            answers.append(encoded(selection, 0.0, LARGEST_ANSWER))
 
     took = statistics.median(_ms(answer) for _ in range(3))
     return mib, sample, took, len(answers[-1])

@@ -22,8 +22,8 @@ import aiohttp
 from bench import hostile, memory, synthetic
 from bench.extender import WAITING_BAR_MIB, cluster, peak_mib, wait_in_vain
 from bench.node_agent import Row, add_only, machine, percentiles, show
-from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.kubernetes.client.api_client import Client
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.programs.web.callers import LocalCallers, ReviewedCallers
 from gpu_device_plugin.programs.web.page_state import MOST_WAITING
 from gpu_device_plugin.programs.web.web_program import CONNECTIONS, PageServer

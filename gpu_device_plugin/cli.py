@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin import __version__, logs
 from gpu_device_plugin.aio import low_memory_imports
+from gpu_device_plugin.commandline import FAILED, Parser, add_settings, ending, flags_in, no_such_argument
 from gpu_device_plugin.features.limits.settings import LimitHelperSettings
 from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
-from gpu_device_plugin.programs.commandline import FAILED, Parser, add_settings, ending, flags_in, no_such_argument
+from gpu_device_plugin.report.rules.printing import nearest
 from gpu_device_plugin.settings.common import LogSettings
-from gpu_device_plugin.settings.extender import ExtenderSettings
-from gpu_device_plugin.settings.knobs import PROGRAM, Settings, UsageError, knobs_of, nearest
+from gpu_device_plugin.settings.knobs import PROGRAM, Settings, UsageError, knobs_of
 from gpu_device_plugin.settings.sources import Sources, Texts
 from gpu_device_plugin.settings.web import WebSettings
 
@@ -233,7 +233,8 @@ _PRECEDENCE = (
 
 def _services() -> Mapping[str, tuple[type[LogSettings], str, str, str]]:
     """Return the programs that run permanently, each with settings, module, a few words, and a sentence."""
-    # The kubectl plugin never comes here, and has no features of nodes.
+    # The kubectl plugin never comes here, and has no features of these.
+    from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS  # noqa: PLC0415
     from gpu_device_plugin.features.node_features import NODE_SETTINGS  # noqa: PLC0415
 
     return {
@@ -244,7 +245,7 @@ def _services() -> Mapping[str, tuple[type[LogSettings], str, str, str]]:
             "Offer the GPUs of this node to the kubelet, and hand them to containers.",
         ),
         "extender": (
-            ExtenderSettings,
+            EXTENDER_SETTINGS,
             "gpu_device_plugin.programs.extender.extender_program",
             "the scheduler extender, which finds nodes with enough free memory on one GPU",
             "Answer kube-scheduler's calls: which nodes fit a pod, which fit best, and bind it to a GPU.",

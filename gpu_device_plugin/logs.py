@@ -12,7 +12,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
-from gpu_device_plugin.core.report.text.printing import json_line, printable
+from gpu_device_plugin.report.rules.printing import json_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableMapping

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import Page
-from gpu_device_plugin.core.report.gauges import Gauge
+from gpu_device_plugin.model.gauges import Gauge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from prometheus_client import Metric
 
-    from gpu_device_plugin.core.report.gauges import Gauges, Value
+    from gpu_device_plugin.model.gauges import Gauges, Value
 
 
 # --- Counters and histograms. Labels have few values: names of resources, RPCs, causes; never pods or sentences. -----

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.cluster.claimed_gpus import with_claims
-from gpu_device_plugin.core.cluster.node_report import NodeView
+from gpu_device_plugin.features.claims.claimed_gpus import with_claims
 from gpu_device_plugin.features.claims.contract import DRIVER, Claim, Consumer, Device, DeviceRequest, device_name
-from gpu_device_plugin.features.use.contract import NO_REPORT, NodeReport
+from gpu_device_plugin.model.contract.node_use import NO_REPORT, NodeReport
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.nodes import NodeRecord
+from gpu_device_plugin.report.rules.node_view import NodeView
+from gpu_device_plugin.scheduler.rules.candidate import candidate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpu_device_plugin.core.cluster.usage import Occupant
+    from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 UUIDS = tuple(f"GPU-1b2c3d4e-0000-4820-abfc-{number:012x}" for number in range(8))
 """As NVML writes them."""
@@ -96,7 +96,7 @@ def claim(
 
 
 def serving_view(
-    name: str, gpus: NodeGpus, *claims: Claim, pods: Iterable[Occupant] = (), report: NodeReport = NO_REPORT
+    name: str, gpus: NodeGpus, *claims: Claim, pods: Iterable[GpuConsumer] = (), report: NodeReport = NO_REPORT
 ) -> NodeView:
     """Return a node that serves claims, with these; its kubelet knows none of our resources."""
     occupants = tuple(pods)

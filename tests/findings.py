@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpu_device_plugin.core.report.finding import Finding
+    from gpu_device_plugin.report.rules.finding import Finding
 
 
 def told(findings: Iterable[Finding], show: str = "") -> list[str]:

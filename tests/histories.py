@@ -15,7 +15,7 @@ from gpu_device_plugin.features.history.contract import (
     IncidentSummary,
     NodeHistory,
 )
-from gpu_device_plugin.features.use.contract import GpuUse, NodeUse
+from gpu_device_plugin.model.contract.node_use import GpuUse, NodeUse
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
 from gpu_device_plugin.model.telemetry import GpuTelemetry, Throttle
 from tests.reports import part

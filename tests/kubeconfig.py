@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpu_device_plugin.cluster.client.config import ClusterConfig
+    from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 
 
 def kubeconfig(config: ClusterConfig, file: Path, **user: str) -> Path:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 
 T4 = NodeType((16, 16), ("T4", "T4"), 32_000, 131_072)
 A10 = NodeType((24,), ("A10",), 32_000, 131_072)
@@ -15,6 +15,6 @@ KINDS = (
     PodKind(0, 1, 8000, 16_384),
     PodKind(0, 2, 8000, 16_384),
     PodKind(8, 2, 4000, 8192),
-    PodKind(20, 1, 4000, 8192, GpuPreferences(("A10",))),
+    PodKind(20, 1, 4000, 8192, GpuSelector(("A10",))),
     PodKind(0, 0, 3000, 2048),
 )

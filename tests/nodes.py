@@ -1,4 +1,4 @@
-"""Nodes in one line: values of the core whose GPUs are called GPU-0, GPU-1 and so on, one GiB to the share."""
+"""Nodes in one line: values of the model whose GPUs are called GPU-0, GPU-1 and so on, one GiB to the share."""
 
 from __future__ import annotations
 

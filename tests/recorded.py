@@ -26,7 +26,7 @@ from tests import builders
 from tests.names import COUNT, MEM
 from tests.node import harness
 from tests.node.cluster_harness import NODE, Cluster, promise
-from tests.programs.extender import harness as extender_harness
+from tests.scheduler import harness as extender_harness
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
-from gpu_device_plugin.core.cluster.fitting import unfit
-from gpu_device_plugin.core.cluster.packing import Effort
-from gpu_device_plugin.core.cluster.scoring import Scorer
-from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.resources import Amounts
+from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate
+from gpu_device_plugin.scheduler.rules.fitting import unfit
+from gpu_device_plugin.scheduler.rules.packing import Effort
+from gpu_device_plugin.scheduler.rules.scoring import Scorer
+from gpu_device_plugin.scheduler.rules.usage import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpu_device_plugin.core.cluster.pod_demand import Ask
+    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 
-def score(ask: Ask, node: Candidate, node_policy: str, gpu_policy: str) -> int:
+def score(ask: GpuRequest, node: Candidate, node_policy: str, gpu_policy: str) -> int:
     """Return how well a node suits a pod, as long as it may take; 0 where the pod does not fit."""
     scorer = Scorer(ask, node_policy, gpu_policy, Effort(10**6))
     return 0 if unfit(ask, node) is not None else scorer.score(node)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.capacity.plans import NO_BUDGETS, Plan, planning
-from gpu_device_plugin.core.cluster.packing import finished
-from gpu_device_plugin.core.value.fair_learning import Study, studying
-from gpu_device_plugin.core.value.price_learning import Tables, learning
+from gpu_device_plugin.features.capacity.rules.plans import NO_BUDGETS, Plan, planning
+from gpu_device_plugin.features.learning.rules.fair_learning import LearningResult, studying
+from gpu_device_plugin.features.learning.rules.price_learning import Tables, learning
+from gpu_device_plugin.scheduler.rules.packing import finished
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpu_device_plugin.core.capacity.movable import Goal, Site
-    from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind, WorkloadMix
+    from gpu_device_plugin.features.capacity.rules.movable import Goal, PlannedNode
+    from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind, WorkloadMix
 
 
 def learn(mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]) -> Tables:
@@ -21,11 +21,11 @@ def learn(mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]) -> Tables
     return finished(learning(mix, nodes))
 
 
-def studied(mix: WorkloadMix, nodes: Mapping[NodeType, int]) -> Study:
+def studied(mix: WorkloadMix, nodes: Mapping[NodeType, int]) -> LearningResult:
     """Return the study of a mix on these nodes."""
     return finished(studying(mix, nodes))
 
 
-def plan(sites: Iterable[Site], goal: Goal, budgets: Mapping[str, int] = NO_BUDGETS) -> Plan:
+def plan(sites: Iterable[PlannedNode], goal: Goal, budgets: Mapping[str, int] = NO_BUDGETS) -> Plan:
     """Return few moves that reach a goal."""
     return finished(planning(sites, goal, budgets))

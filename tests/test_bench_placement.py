@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bench.placement import Ledger, cluster, node_json, pod_json
-from gpu_device_plugin.core.value.placing import Start
-from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.features.learning.rules.arrivals import Start
+from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, USE_MODEL
 from gpu_device_plugin.model.contract.nodegpus import read_node_gpus
 
@@ -24,15 +24,15 @@ def test_a_pod_of_no_gpu_with_room_is_refused_though_the_sum_suffices() -> None:
     assert ledger.take("n", PodKind(40, 1))
     assert not ledger.take("n", PodKind(0, 1))
     picky = Ledger([NODE])
-    assert not picky.take("n", PodKind(1, 1, wishes=GpuPreferences(("A10",))))
-    assert picky.take("n", PodKind(0, 2, wishes=GpuPreferences(("T4",))))
+    assert not picky.take("n", PodKind(1, 1, selector=GpuSelector(("A10",))))
+    assert picky.take("n", PodKind(0, 2, selector=GpuSelector(("T4",))))
 
 
 def test_nodes_and_pods_say_what_they_have_and_ask() -> None:
     node = node_json(NODE)
     assert node["status"]["allocatable"]["aliyun.com/gpu-mem"] == "200"
     assert [gpu.shares for gpu in read_node_gpus(node["metadata"]["annotations"][NODE_GPUS]).gpus] == [100, 100]
-    whole = pod_json(7, PodKind(0, 2, 500, 64, GpuPreferences(("T4", "A10"))), "s")
+    whole = pod_json(7, PodKind(0, 2, 500, 64, GpuSelector(("T4", "A10"))), "s")
     assert whole["spec"]["containers"][0]["resources"]["limits"] == {
         "cpu": "500m",
         "memory": "64Mi",

@@ -11,17 +11,17 @@ import pytest
 from bench.leaving import run_moving
 from bench.openb import allocated, nodes_in_trace, pods_in_trace
 from bench.policies import Apart, BestFit, Fgd, placed, placer_on
-from gpu_device_plugin.core.value.marginal_value import NEVER, Left
-from gpu_device_plugin.core.value.placing import Placer, Start
-from gpu_device_plugin.core.value.workload_mix import PodKind
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.features.learning.rules.arrivals import Placer, Start
+from gpu_device_plugin.features.learning.rules.marginal_value import NEVER, FreeCapacity
+from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.programs.simulate.experiment import POLICIES, run
 from gpu_device_plugin.programs.simulate.model import Workload, departing
 from tests.mixes import MIG, T4
 from tests.programs.simulate.test_placing import NODES, gives_nothing_twice, start, workload
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.value.workload_mix import NodeType
+    from gpu_device_plugin.features.learning.rules.workload_mix import NodeType
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_pod_is_moved_so_that_another_finds_room() -> None:
 
 
 def test_pods_that_ran_from_the_beginning_stay_where_they_are() -> None:
-    nodes = [Start("t0", T4, Left((16 - 5, 16 - 5), 32_000, 131_072))]
+    nodes = [Start("t0", T4, FreeCapacity((16 - 5, 16 - 5), 32_000, 131_072))]
     kinds = (PodKind(5, 1), PodKind(0, 1))
     outcome, moves = run_moving("spread", nodes, Workload(kinds, (0, 1)), ((0, 1), (9, 9)), 0, part=1.0)
     assert (outcome.accepted, moves) == ([True, False], 0)
@@ -77,7 +77,7 @@ def test_a_policy_of_comparison_fits_what_the_others_fit(policy: str) -> None:
     mixed = Workload((PodKind(0, 1), PodKind(0, 2), PodKind(4, 2), PodKind(8, 1)), (1, 2, 0, 0, 3, 3, 3))
     assert accepted([start("m0", MIG)], mixed) == [False, False, True, False, True, True, False]
     picky = Workload(
-        (PodKind(20, 1, wishes=GpuPreferences(("A10",))), PodKind(1, 1, 32_001), PodKind(1, 1, 0, 131_073)),
+        (PodKind(20, 1, selector=GpuSelector(("A10",))), PodKind(1, 1, 32_001), PodKind(1, 1, 0, 131_073)),
         (0, 0, 0, 1, 2),
     )
     assert accepted(NODES, picky) == [True, True, False, False, False]
@@ -85,7 +85,7 @@ def test_a_policy_of_comparison_fits_what_the_others_fit(policy: str) -> None:
 
 
 def test_pods_without_gpus_go_where_most_is_left_where_the_extender_is_not_asked() -> None:
-    nodes = [start("t0", T4), Start("t1", T4, Left(T4.sizes, 8000, 16_384))]
+    nodes = [start("t0", T4), Start("t1", T4, FreeCapacity(T4.sizes, 8000, 16_384))]
     kinds = (PodKind(0, 0, 4000, 8192), PodKind(8, 1, 4000, 8192))
     placer = Placer(nodes, kinds, Apart(BestFit(nodes)))
     for kind in (0, 0, 1):
@@ -103,7 +103,7 @@ def test_pods_without_gpus_go_where_most_is_left_where_the_extender_is_not_asked
 # --- FGD and BestFit
 
 
-def fragments(shape: NodeType, left: Left, mix: dict[PodKind, float]) -> float:
+def fragments(shape: NodeType, left: FreeCapacity, mix: dict[PodKind, float]) -> float:
     """Return the mean of what each kind of pod cannot use of a node's free GPUs, worked out one by one."""
     lost = 0.0
     for kind, part in mix.items():
@@ -122,7 +122,7 @@ def fragments(shape: NodeType, left: Left, mix: dict[PodKind, float]) -> float:
 def test_fgd_takes_the_gpu_by_which_fragments_grow_least() -> None:
     mix = {PodKind(5, 1, 2000): 0.5, PodKind(0, 1, 4000): 0.3, PodKind(8, 2, 2000): 0.2}
     for frees in ((16, 11), (5, 16), (9, 8), (16, 16), (5, 6)):
-        left = Left(frees, 6000, 131_072)
+        left = FreeCapacity(frees, 6000, 131_072)
         fgd = Fgd(mix)
         node = fgd.appraise(T4, left)
         for kind in (PodKind(5, 1, 2000), PodKind(5, 1, 5000)):
@@ -136,7 +136,7 @@ def test_fgd_takes_the_gpu_by_which_fragments_grow_least() -> None:
 
 
 def test_bestfit_prefers_the_node_with_least_left_and_its_fullest_gpu() -> None:
-    lefts = (Left((16, 16), 32_000, 1), Left((16, 7), 32_000, 1), Left((4, 16), 8000, 1))
+    lefts = (FreeCapacity((16, 16), 32_000, 1), FreeCapacity((16, 7), 32_000, 1), FreeCapacity((4, 16), 8000, 1))
     best_fit = BestFit([Start("t", T4, left) for left in lefts])
     seen = [best_fit.appraise(T4, left) for left in lefts]
     assert max(seen, key=lambda node: best_fit.gain(PodKind(5, 1, 1000), node)) == seen[2]
@@ -182,7 +182,7 @@ def test_a_pod_of_a_trace_takes_hundredths_of_a_gpu_or_whole_gpus() -> None:
     assert workload.pods == (0, 1, 2, 3, 0)
     assert workload.kinds == (
         PodKind(46, 1, 4000, 100),
-        PodKind(0, 1, 100, 7, GpuPreferences(("P100", "T4"))),
+        PodKind(0, 1, 100, 7, GpuSelector(("P100", "T4"))),
         PodKind(0, 8, 1, 1),
         PodKind(0, 0, 1, 1),
     )

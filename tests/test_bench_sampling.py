@@ -11,12 +11,12 @@ import pytest
 
 from bench import sampling, synthetic
 from bench.kubeapi import Bound
-from gpu_device_plugin.cluster.objects.decoding import PodReader
-from gpu_device_plugin.core.cluster.candidate import by_division, candidate
-from gpu_device_plugin.core.cluster.fitting import Unfit, unfit
-from gpu_device_plugin.core.cluster.packing import CachingPacker, Effort
-from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.cluster.usage import usage_of
+from gpu_device_plugin.kubernetes.objects.decoding import PodReader
+from gpu_device_plugin.scheduler.rules.candidate import by_division, candidate
+from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, unfit
+from gpu_device_plugin.scheduler.rules.packing import CachingPacker, Effort
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
+from gpu_device_plugin.scheduler.rules.usage import usage_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,10 +33,10 @@ def test_the_last_pods_fit_where_one_gpu_was_left_and_the_sum_suffices_everywher
     pod = sampling.pod_json("last", sampling.WANTED, {})
     pod["metadata"]["uid"] = "u-last"
     wanted = ask(reader.read(json.dumps(pod).encode())[0], synthetic.RESOURCES)
-    assert isinstance(wanted, Ask)
+    assert isinstance(wanted, GpuRequest)
     assert sum(room.free for room in node.rooms) >= sampling.WANTED
     found = unfit(wanted, node, CachingPacker([part.demand for part in wanted.parts], Effort(1000)))
-    assert found is None if fits else isinstance(found, Unfit)
+    assert found is None if fits else isinstance(found, FilterFailure)
 
 
 def test_the_rate_is_that_from_the_first_binding_to_the_last() -> None:

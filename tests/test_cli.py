@@ -14,10 +14,10 @@ import pytest
 from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.__main__ import kubectl_plugin
 from gpu_device_plugin.__main__ import main as begin
+from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
 from gpu_device_plugin.features.limits.settings import LimitHelperSettings
 from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
-from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import Knob, UsageError, knobs_of
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def test_the_version_is_the_packages() -> None:
     ("command", "knobs"),
     [
         ("node", knobs_of(NODE_SETTINGS)),
-        ("extender", knobs_of(ExtenderSettings)),
+        ("extender", knobs_of(EXTENDER_SETTINGS)),
         ("mps", knobs_of(MpsSupervisorSettings)),
         ("limits", knobs_of(LimitHelperSettings)),
     ],
@@ -134,15 +134,18 @@ def test_help_loads_nothing_that_takes_long(command: str) -> None:
 @pytest.mark.parametrize(
     ("reading", "absent"),
     [
-        ("cli.sources_of(cli.ExtenderSettings, cli.parse(['extender']), {}).read()", r"features\.\w+\.(?!settings\b)"),
-        ("cli.parse(['inspect'])", r"node\.|features\.node_features\b"),
+        (
+            "cli.sources_of(cli._services()['extender'][0], cli.parse(['extender']), {}).read()",
+            r"features\.\w+\.(?!settings\b)",
+        ),
+        ("cli.parse(['inspect'])", r"node\.|features\.(?:node|extender)_features\b"),
     ],
 )
 def test_other_programs_load_of_the_agents_features_at_most_the_settings(reading: str, absent: str) -> None:
     """Those may stand in an environment or file that serves all programs."""
     code = f"import sys; from gpu_device_plugin import cli; {reading}; print(*sys.modules, sep='\\n')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "gpu_device_plugin.settings.extender" in done.stdout
+    assert "gpu_device_plugin.settings.common" in done.stdout
     assert re.findall(rf"^gpu_device_plugin\.(?:{absent}).*", done.stdout, re.MULTILINE) == []
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import grimp
 import pytest
 
-from gpu_device_plugin.core.report.gauges import NodeMetrics
+from gpu_device_plugin.feature_list import settings_of
+from gpu_device_plugin.features.history.rules.ring import condition_gauges
 from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_LIMITS, NODE_USE
-from gpu_device_plugin.model.telemetry import GpuTelemetry
-from gpu_device_plugin.node.feature_context import settings_of
+from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 from gpu_device_plugin.settings.knobs import SettingsError, knobs_of
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from gpu_device_plugin.node.feature_context import FeatureSpec
+    from gpu_device_plugin.feature_list import FeatureSpec
 
 
 class Traces(NamedTuple):
@@ -41,8 +41,7 @@ class Traces(NamedTuple):
 
 CONDITIONS = {
     f"{gauge.name.removesuffix('_total')}_total" if gauge.grows else gauge.name
-    for gauge, _ in NodeMetrics(node(8), telemetry={"G": GpuTelemetry("G")}).gauges()
-    if gauge not in dict(NodeMetrics(node(8), telemetry=None).gauges())
+    for gauge, _ in condition_gauges(NodeMetrics(node(8)), {})
 }
 NAMES = [spec.name for spec in NODE_FEATURES]
 
@@ -137,7 +136,7 @@ async def test_an_agent_without_features_lacks_nothing_but_what_is_their_own(nam
 
 @pytest.mark.parametrize("name", OWN)
 def test_a_setting_of_a_feature_that_is_left_out_is_refused_as_one_that_never_was(name: str, tmp_path: Path) -> None:
-    left, file = settings_of(without(name)), tmp_path / "node.yaml"
+    left, file = settings_of(without(name), NodeSettings), tmp_path / "node.yaml"
     known = {knob.name: knob for knob in knobs_of(NODE_SETTINGS)}
     for each in OWN[name].settings:
         variable, text = known[each].variable, known[each].default
@@ -181,8 +180,8 @@ def test_settings_of_a_feature_are_had_by_their_type_where_the_agent_has_it() ->
     for spec in NODE_FEATURES:
         if spec.settings is not None:
             assert isinstance(NODE_SETTINGS().of(spec.settings), NodeSettings)
-            with pytest.raises(LookupError, match=f"this agent has no {spec.settings.__name__}; "):
-                settings_of(without(spec.name))().of(spec.settings)
+            with pytest.raises(LookupError, match=f"this program has no {spec.settings.__name__}; "):
+                settings_of(without(spec.name), NodeSettings)().of(spec.settings)
 
 
 def test_no_two_features_have_a_setting_of_one_name() -> None:

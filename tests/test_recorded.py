@@ -15,8 +15,8 @@ from gpu_device_plugin.model.contract import keys as wire
 from gpu_device_plugin.model.contract.nodegpus import NODE_GPUS_VERSION, read_node_gpus, write_node_gpus
 from tests import builders
 from tests.node.cluster_harness import NODE, Cluster, cluster
-from tests.programs.extender import harness as extender_harness
 from tests.recorded import FOLDER, HARDWARE, as_text, content_of, newest, record, spec_of, timeless
+from tests.scheduler import harness as extender_harness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.cluster.candidate import candidate, with_cordons
-from gpu_device_plugin.core.cluster.held_instances import InstancePod
-from gpu_device_plugin.core.cluster.node_report import NodeView
-from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, Usage
-from gpu_device_plugin.features.use.contract import NO_REPORT, NodeReport
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
+from gpu_device_plugin.model.contract.node_use import NO_REPORT, NodeReport
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.nodes import NodeRecord
+from gpu_device_plugin.report.rules.held_instances import InstancePod
+from gpu_device_plugin.report.rules.node_view import NodeView
+from gpu_device_plugin.scheduler.rules.candidate import candidate, with_cordons
+from gpu_device_plugin.scheduler.rules.usage import NOTHING, GpuConsumer, Usage
 from tests.builders import GPU_COUNT, GPU_MEM
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ def pod_on(
     name: str,
     shares: Mapping[int, int] | None = None,
     *whole: int,
-    usage_outside_grants: int = 0,
+    unassigned_usage: int = 0,
     loose_gpus: int = 0,
     priority: int = 0,
     deleting: bool = False,
-) -> Occupant:
+) -> GpuConsumer:
     """Return a pod that takes something.
 
     Args:
@@ -41,14 +41,14 @@ def pod_on(
         deleting: it is being deleted.
     """
     namespace, _, own = name.rpartition("/")
-    usage = Usage(tuple(sorted((shares or {}).items())), tuple(sorted(whole)), usage_outside_grants, loose_gpus)
-    return Occupant(f"uid-{name}", usage, priority, deleting, {}, namespace or "default", own)
+    usage = Usage(tuple(sorted((shares or {}).items())), tuple(sorted(whole)), unassigned_usage, loose_gpus)
+    return GpuConsumer(f"uid-{name}", usage, priority, deleting, {}, namespace or "default", own)
 
 
 def node_view(
     name: str,
     sizes: Mapping[int, int] | tuple[int, ...],
-    *pods: Occupant,
+    *pods: GpuConsumer,
     share_mib: int | None = 1024,
     unhealthy: Mapping[int, str] | None = None,
     model: str = "Tesla T4",
@@ -139,7 +139,7 @@ def listed_instance(
 
 def mig_view(
     name: str,
-    *pods: Occupant | InstancePod,
+    *pods: GpuConsumer | InstancePod,
     shared: int = 0,
     whole: int = 0,
     gpus: int = 0,

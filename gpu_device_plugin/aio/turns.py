@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from itertools import chain, zip_longest
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Hashable
+    from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 
+T = TypeVar("T")
 Lanes = OrderedDict["Hashable", "deque[asyncio.Future[None]]"]
 
 
@@ -77,3 +79,13 @@ class Turns:
         else:
             del lanes[party]
         return turn
+
+
+def in_turns(things: Iterable[T], namespace: Callable[[T], str]) -> Sequence[T]:
+    """Return things by turns of their namespaces; those of one namespace stay in their order."""
+    by_namespace: dict[str, list[T]] = {}
+    for thing in things:
+        by_namespace.setdefault(namespace(thing), []).append(thing)
+    missing = object()
+    turns = chain.from_iterable(zip_longest(*by_namespace.values(), fillvalue=missing))
+    return [thing for thing in turns if thing is not missing]  # type: ignore[misc]

@@ -1,5 +1,6 @@
 """The list of the node agent's features, in their order, with what each needs of others."""
 
+from gpu_device_plugin.feature_list import FeatureSpec, settings_of
 from gpu_device_plugin.features.claims.settings import ClaimSettings
 from gpu_device_plugin.features.conflicts.settings import ConflictSettings
 from gpu_device_plugin.features.cordon.settings import CordonSettings
@@ -11,7 +12,7 @@ from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.features.over_use.settings import OverUseSettings
 from gpu_device_plugin.features.use.settings import UseSettings
-from gpu_device_plugin.node.feature_context import FeatureSpec, settings_of
+from gpu_device_plugin.settings.node import NodeSettings
 
 NODE_FEATURES = (
     FeatureSpec("forgotten", "gpu_device_plugin.features.forgotten.node:ForgottenPods"),
@@ -46,5 +47,5 @@ NODE_FEATURES = (
 to that, and whether MPS can limit it before the means is chosen. A feature that is absent, because another one is or
 without the Kubernetes API, is not missed by others."""
 
-NODE_SETTINGS = settings_of(NODE_FEATURES)
+NODE_SETTINGS = settings_of(NODE_FEATURES, NodeSettings)
 """The settings of an agent with all of them."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol, TypeAlias
 
     Record: TypeAlias = dict[str, Any]
-    """The fields of one of the core's types, by which `hardware/messages.py` checks them in the agent."""
+    """The fields of one of the model's types, by which `hardware/messages.py` checks them in the agent."""
 
     class Driver(Protocol):
         """An open driver. `wait_events` is called from one thread, and all other methods from another.

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.waiting import wait_within
-from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.driver_process import DriverProcess
 from gpu_device_plugin.hardware.gpu_health_tracker import GpuHealthTracker, HealthChange, State
 from gpu_device_plugin.node.rules.gpu_health import HealthRules
+from gpu_device_plugin.report.rules.printing import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

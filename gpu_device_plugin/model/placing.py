@@ -82,8 +82,8 @@ POLICIES: Mapping[str, Rank] = {
     "spread": lambda room: -room.free,
 }
 """`binpack` fills one GPU before the next and keeps the others unused; `spread` takes the emptiest. `fit` takes the GPU
-that costs the node the least placement value (`core.value`); only the scheduler extender knows which pods come, and
-where it does not decide, `fit` is `binpack`."""
+that costs the node the least placement value (`features.learning`); only the scheduler extender knows which pods come,
+and where it does not decide, `fit` is `binpack`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,3 +157,15 @@ class Taint:
     def __str__(self) -> str:
         """Return the taint in kubectl's notation."""
         return f"{self.key}{'=' if self.value else ''}{self.value}:{self.effect}"
+
+
+@dataclass(frozen=True, slots=True)
+class PodClaim:
+    """One claim of a pod, as the pod names it."""
+
+    entry: str
+    """Its name in the pod; empty: kube-scheduler made the claim of an extended resource that the pod asks for."""
+    claim: str = ""
+    """The name of the ResourceClaim; empty: it was not made from its template yet."""
+    template: str = ""
+    """The name of the ResourceClaimTemplate; empty: the pod names the claim itself."""

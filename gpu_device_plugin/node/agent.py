@@ -10,7 +10,6 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
-from gpu_device_plugin.core.report.gauges import NodeMetrics
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware
@@ -29,13 +28,14 @@ from gpu_device_plugin.model.shares import SHARES
 from gpu_device_plugin.node.allocation_handler import AllocationHandler
 from gpu_device_plugin.node.configuration import Configuration, initial
 from gpu_device_plugin.node.extension import Features
-from gpu_device_plugin.node.feature_context import NodeContext, make_features
+from gpu_device_plugin.node.feature_context import NodeContext
 from gpu_device_plugin.node.node_api import NodeApi, reach_api
 from gpu_device_plugin.node.node_events import Reports
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.reconciler import Reconciler
 from gpu_device_plugin.node.rules.node import Node
 from gpu_device_plugin.node.rules.node_config import share_size
+from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 from gpu_device_plugin.node.serving import Advertiser, DevicePlugin, OtherPlugins
 from gpu_device_plugin.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError, reload
@@ -44,11 +44,12 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping
     from typing import Any
 
+    from gpu_device_plugin.feature_list import FeatureSpec
     from gpu_device_plugin.model.allocations import Allocation, Place
+    from gpu_device_plugin.model.gauges import Gauges
     from gpu_device_plugin.model.limits import LimitState
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.node.extension import Server
-    from gpu_device_plugin.node.feature_context import FeatureSpec
     from gpu_device_plugin.node.node_cluster import NodeCluster
     from gpu_device_plugin.node.rules.node_config import NodeConfig
     from gpu_device_plugin.settings.node import NodeSettings
@@ -77,7 +78,7 @@ class NodeAgent:
         self.config = config = Observable(initial(settings))
         """How the node gives its GPUs to pods."""
         self.state = NodeState(Node(config.value.shares))
-        self.metrics = m.PrometheusMetrics(lambda: self.metrics_state().gauges()) if settings.http else m.Metrics()
+        self.metrics = m.PrometheusMetrics(self.gauges) if settings.http else m.Metrics()
         self.cluster = cluster = self._reach_cluster()
         self.api = api = NodeApi() if cluster is None else cluster
         self.reports = Reports(self.state, self.metrics, api)
@@ -145,7 +146,7 @@ class NodeAgent:
             proc=proc,
             cgroups=CgroupTree(cgroups),
         )
-        make_features(features, context)
+        self.features.make(features, context, api=context.cluster is not None)
         self._further_entries = [entries for feature in self.features for entries in feature.entries()]
         """What containers hold in another way than by the kubelet's checkpoint."""
         servers = (server for feature in self.features if (server := feature.server()) is not None)
@@ -219,17 +220,22 @@ class NodeAgent:
         """Release the GPUs so that they can be reset, or take them up again."""
         self._paused.set(not self._paused.value)
 
+    def gauges(self) -> Gauges:
+        """Yield the gauges of the node and of its features."""
+        metrics = self.metrics_state()
+        yield from metrics.gauges()
+        yield from self.features.measured(metrics)
+
     def metrics_state(self) -> NodeMetrics:
-        """Return the state of the node for the metrics."""
+        """Return the state of the node for the metrics, without what features know."""
         config = self.config.value
-        known = NodeMetrics(
+        return NodeMetrics(
             node=self.state.node,
             limits=config.limits,
             inventory=config.facts.inventory,
             fenced={offer.shared.gpu.uuid: len(offer.fenced) for offer in self.advertiser.offers.get(SHARES, ())},
             streams=self.registration.outages(),
         )
-        return self.features.measured(known)
 
     # --- Callbacks ------------------------------------------------------------------------------------------------
 

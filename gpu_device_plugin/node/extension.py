@@ -8,31 +8,32 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from gpu_device_plugin.feature_list import FeatureList
 from gpu_device_plugin.model.limits import LimitMeans
 from gpu_device_plugin.node.rules.admission import Refusal
 from gpu_device_plugin.node.rules.container_grants import NOTHING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from typing import Any, NoReturn
 
     from gpu_device_plugin.aio.http import Route
     from gpu_device_plugin.aio.observable import Observable
-    from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint
     from gpu_device_plugin.model.allocations import Allocation
+    from gpu_device_plugin.model.gauges import Gauges
     from gpu_device_plugin.model.limits import GpuEnforcement
     from gpu_device_plugin.model.placing import Placement
     from gpu_device_plugin.model.resources import Kind
     from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.node.rules.container_grants import Delivery, Grant, GrantOwner, Mount
     from gpu_device_plugin.node.rules.matching import Match
+    from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
     from gpu_device_plugin.node.rules.serving_mode import Serving
 
-F = TypeVar("F", bound="NodeFeature")
 Tasks: TypeAlias = "Iterable[Coroutine[Any, Any, NoReturn]]"
 
 
@@ -196,38 +197,13 @@ class NodeFeature:
         """Return the paths at which the agent serves something of the feature, beside its metrics."""
         return ()
 
-    def measured(self, metrics: NodeMetrics) -> NodeMetrics:
-        """Return the state of the node for the gauges with what the feature knows. Called for each scrape."""
-        return metrics
+    def measured(self, metrics: NodeMetrics) -> Gauges:  # noqa: ARG002
+        """Return the gauges of the feature, of a node that is in this state. Called for each scrape."""
+        return ()
 
 
-class Features:
+class Features(FeatureList[NodeFeature]):
     """The features of an agent, in their order."""
-
-    def __init__(self, *features: NodeFeature) -> None:
-        self._features = list(features)
-
-    def add(self, feature: NodeFeature) -> None:
-        """Append a feature."""
-        self._features.append(feature)
-
-    def __iter__(self) -> Iterator[NodeFeature]:
-        return iter(self._features)
-
-    def get(self, kind: type[F]) -> F | None:
-        """Return the feature of a kind, if the agent has it."""
-        return next((feature for feature in self._features if isinstance(feature, kind)), None)
-
-    def of(self, kind: type[F]) -> F:
-        """Return the feature of a kind.
-
-        Raises:
-            LookupError: the agent does not have it.
-        """
-        found = self.get(kind)
-        if found is None:
-            raise LookupError(f"this agent has no {kind.__name__}; a feature that needs it has to say so in its list")
-        return found
 
     @asynccontextmanager
     async def granting(self, request: GrantRequest) -> AsyncIterator[GrantDraft | Refusal]:
@@ -258,8 +234,7 @@ class Features:
                 return refusal
         return None
 
-    def measured(self, metrics: NodeMetrics) -> NodeMetrics:
-        """Return the state of the node for the gauges with what all features know."""
+    def measured(self, metrics: NodeMetrics) -> Gauges:
+        """Yield the gauges of all features."""
         for feature in self._features:
-            metrics = feature.measured(metrics)
-        return metrics
+            yield from feature.measured(metrics)

@@ -1,15 +1,12 @@
-"""Create the features of an agent, and give each access to its node."""
+"""What a feature of an agent knows of its node."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.settings.node import NodeSettings
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from gpu_device_plugin import metrics as m
@@ -19,14 +16,14 @@ if TYPE_CHECKING:
     from gpu_device_plugin.kubelet.records import KubeletRecords
     from gpu_device_plugin.model.allocations import Allocation, Place
     from gpu_device_plugin.model.limits import LimitState
-    from gpu_device_plugin.node.extension import Features, NodeFeature
+    from gpu_device_plugin.node.extension import Features
     from gpu_device_plugin.node.node_api import NodeApi
     from gpu_device_plugin.node.node_cluster import NodeCluster
     from gpu_device_plugin.node.node_events import Reports
     from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.node.rules.node_config import NodeConfig
     from gpu_device_plugin.node.serving import DevicePlugin, OtherPlugins
-    from gpu_device_plugin.settings.knobs import Settings
+    from gpu_device_plugin.settings.node import NodeSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,39 +61,3 @@ class NodeContext:
         if self.cluster is None:
             raise LookupError("this feature needs the Kubernetes API")
         return self.cluster
-
-
-@dataclass(frozen=True, slots=True)
-class FeatureSpec:
-    """A feature that an agent may have."""
-
-    name: str
-    path: str
-    """Module and class or maker of its `NodeFeature`, imported where the agent has it: ``package.module:Class``."""
-    settings: type[Settings] | None = None
-    """The settings that an agent has with it; None: no further ones. They may extend those of a feature it needs."""
-    needs: tuple[str, ...] = ()
-    """The features without which it cannot be."""
-    needs_api: bool = False
-
-    def make(self, node: NodeContext) -> NodeFeature:
-        """Return the feature for a node."""
-        module, _, name = self.path.partition(":")
-        made: NodeFeature = getattr(import_module(module), name)(node)
-        return made
-
-
-def settings_of(specs: Iterable[FeatureSpec]) -> type[NodeSettings]:
-    """Return the settings of an agent with these features; those of others are not known to it."""
-    own = [spec.settings for spec in specs if spec.settings is not None]
-    # Whoever extends settings comes before them.
-    return type(NodeSettings.__name__, (*reversed(own), NodeSettings), {"__doc__": NodeSettings.__doc__})
-
-
-def make_features(specs: Iterable[FeatureSpec], node: NodeContext) -> None:
-    """Add features to those of a node, in order, but those that need an API or a feature that it does not have."""
-    names: set[str] = set()
-    for spec in specs:
-        if names.issuperset(spec.needs) and (node.cluster is not None or not spec.needs_api):
-            node.features.add(spec.make(node))
-            names.add(spec.name)

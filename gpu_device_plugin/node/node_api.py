@@ -16,7 +16,7 @@ from gpu_device_plugin.settings.knobs import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gpu_device_plugin.cluster.client.config import ClusterConfig
+    from gpu_device_plugin.kubernetes.client.config import ClusterConfig
     from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.node_publisher import NodePublisher
@@ -130,7 +130,7 @@ def reach_api(settings: NodeSettings) -> ClusterConfig | None:
         return None
     low_memory_imports.import_aiohttp()
     # 12 MB that an agent without API access does not pay.
-    from gpu_device_plugin.cluster.client.config import ClusterConfigError, config_if_any  # noqa: PLC0415
+    from gpu_device_plugin.kubernetes.client.config import ClusterConfigError, config_if_any  # noqa: PLC0415
 
     try:
         config = config_if_any(settings.api, os.environ)

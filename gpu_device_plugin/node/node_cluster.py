@@ -10,14 +10,14 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.aio.worker import Backoff, Worker
-from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError
-from gpu_device_plugin.cluster.node_pods import NodePods
-from gpu_device_plugin.cluster.objects.decoding import NAMESPACES, PodReader, read_metadata
-from gpu_device_plugin.cluster.writers.events import EventSubject, EventWriter, about_node
-from gpu_device_plugin.cluster.writers.evictions import evict
-from gpu_device_plugin.cluster.writers.own_node import OwnNode
-from gpu_device_plugin.cluster.writers.pod_writer import PodWriter
+from gpu_device_plugin.kubernetes.client.api_client import Client
+from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
+from gpu_device_plugin.kubernetes.node_pods import NodePods
+from gpu_device_plugin.kubernetes.objects.decoding import NAMESPACES, PodReader, read_metadata
+from gpu_device_plugin.kubernetes.writers.events import EventSubject, EventWriter, about_node
+from gpu_device_plugin.kubernetes.writers.evictions import evict
+from gpu_device_plugin.kubernetes.writers.own_node import OwnNode
+from gpu_device_plugin.kubernetes.writers.pod_writer import PodWriter
 from gpu_device_plugin.model.contract.keys import ASSUME_TIME, READ_BY_AGENT, MalformedAnnotationError
 from gpu_device_plugin.model.contract.promises import assignment
 from gpu_device_plugin.node.node_api import NodeApi
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
-    from gpu_device_plugin.cluster.client.config import ClusterConfig
-    from gpu_device_plugin.cluster.writers.evictions import Eviction
+    from gpu_device_plugin.kubernetes.client.config import ClusterConfig
+    from gpu_device_plugin.kubernetes.writers.evictions import Eviction
     from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.contract.cordons import Cordon
     from gpu_device_plugin.model.pods import Pod

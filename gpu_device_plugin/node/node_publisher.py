@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, wait_within
-from gpu_device_plugin.cluster.client.errors import ApiError
-from gpu_device_plugin.cluster.writers.own_node import NodeMetadata
+from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.kubernetes.writers.own_node import NodeMetadata
 from gpu_device_plugin.model.contract.keys import AGENT_LABELS, NODE_GPUS, NODE_LIMITS, SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.model.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.model.contract.nodelabels import (
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
     from typing import NoReturn
 
-    from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.cluster.writers.own_node import OwnNode
+    from gpu_device_plugin.kubernetes.client.api_client import Client
+    from gpu_device_plugin.kubernetes.writers.own_node import OwnNode
     from gpu_device_plugin.model.gpus import Gpu
     from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.node.node_state import NodeState

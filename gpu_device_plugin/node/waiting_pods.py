@@ -22,9 +22,9 @@ from gpu_device_plugin.node.rules.matching import ContainerRequest, Matched, Wai
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.cluster.node_pods import NodePods
+    from gpu_device_plugin.kubernetes.node_pods import NodePods
     from gpu_device_plugin.model.allocations import Allocation, Slot
-    from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+    from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
     from gpu_device_plugin.model.contract.promises import Promise
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
@@ -41,7 +41,7 @@ class _Written:
 
     pod: Pod
     promises: Mapping[tuple[str, Kind], Promise]
-    wishes: GpuPreferences
+    wishes: GpuSelector
     frameworks: tuple[str, ...]
 
 

@@ -1,1 +1,1 @@
-"""The programs that users run; each wires edges to the core, none imports another."""
+"""The programs that users run; none imports another, but the demo."""

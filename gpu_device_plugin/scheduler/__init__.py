@@ -1,1 +1,1 @@
-"""The wire format of kube-scheduler's extender protocol."""
+"""The scheduler extender: it follows the cluster, and filters, ranks and binds the pods that ask for GPUs."""

@@ -15,8 +15,8 @@ from msgspec import Raw, Struct, field
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.fleet import FleetEntry
+    from gpu_device_plugin.scheduler.cluster_state import FleetEntry
+    from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 T = TypeVar("T")
 
@@ -26,6 +26,9 @@ class UnreadableRequestError(ValueError):
 
 
 # --- Requests --------------------------------------------------------------------------------------------------------
+
+SMALLEST_SAMPLE = 100
+"""kube-scheduler names fewer nodes only if no others passed its plugins (minFeasibleNodesToFind, 1.27 to 1.36)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from gpu_device_plugin.settings.forms import (
     SWITCH,
     Address,
     duration,
-    number,
     object_name,
     one_of,
 )
@@ -93,13 +92,6 @@ class ExtenderSettings(ResourceSettings, LogSettings):
         "Timeout of binding a pod; kube-scheduler's own (httpTimeout) is 5s by default.",
         live=True,
     )
-    idle_warning_s: float = knob(
-        "10m",
-        duration(zero=True),
-        "How long a pod that leaves its GPUs idle is warned before it is evicted or its workload scaled to zero, where "
-        "the annotation gpu-device-plugin/when-idle of the pod or its namespace says so.",
-        live=True,
-    )
     leader_election: bool = knob(
         "false",
         SWITCH,
@@ -122,30 +114,6 @@ class ExtenderSettings(ResourceSettings, LogSettings):
         "Name of the Lease by which the kube-schedulers of several extenders elect the active one. Its holder alone "
         "resizes pods. Empty: this extender is the only one, or leader_election is on.",
     )
-    grow: str = knob(
-        "off",
-        one_of("off", "auto", "buffers", "stand-ins"),
-        "Ask the cluster's autoscaler for nodes that waiting pods need GPU by GPU: by CapacityBuffers, by pods that "
-        "stand in for the room, or by what there is (auto). Needs deploy/optional/capacity.yaml.",
-    )
-    node_start_s: float = knob(
-        "10m",
-        duration(),
-        "How long a new node may take until its GPUs are offered; none is asked for in its place meanwhile.",
-        live=True,
-    )
-    keep_nodes: bool = knob(
-        "false",
-        SWITCH,
-        "Keep autoscalers from removing nodes whose pods have no place on other GPUs, and hold the places of those "
-        "that have. Needs deploy/optional/capacity.yaml.",
-    )
-    rebalance: int = knob(
-        "0",
-        number(0, 10_000),
-        "How many pods the extender may move in an hour so that waiting pods have room. Needs "
-        "deploy/optional/capacity.yaml.",
-    )
     identity: str = knob(
         "",
         Form("NAME", _identity),
@@ -162,16 +130,6 @@ class ExtenderSettings(ResourceSettings, LogSettings):
             )
         if self.leader_election and not self.lease_name:
             yield SettingsError("leader election needs a lease_name; give one", ("leader_election", "lease_name"))
-
-    @property
-    def follows_every_pod(self) -> bool:
-        """Whether pods may have to go elsewhere, for which more of them and of nodes is kept."""
-        return self.keep_nodes or self.rebalance > 0
-
-    @property
-    def follows_waiting_pods(self) -> bool:
-        """Whether something is done for pods that wait, for which more of them and of nodes is kept."""
-        return self.grow != "off" or self.rebalance > 0
 
     @property
     def exposed(self) -> bool:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from gpu_device_plugin.model.memory import parse_mib
 from gpu_device_plugin.model.times import seconds
-from gpu_device_plugin.settings.knobs import Form, nearest
+from gpu_device_plugin.report.rules.printing import nearest
+from gpu_device_plugin.settings.knobs import Form
 
 if TYPE_CHECKING:
     from collections.abc import Callable

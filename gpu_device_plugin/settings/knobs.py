@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dataclasses import Field
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Settings")
 
 ENVIRONMENT_PREFIX = "GPUSHARE_"
 PROGRAM = "gpu-device-plugin"
@@ -62,18 +63,6 @@ def refuse(problems: Iterable[SettingsError]) -> None:
         case several:
             numbered = " ".join(f"({number}) {each}" for number, each in enumerate(_listed(several), 1))
             raise SettingsError(f"{len(several)} errors in the settings: {numbered}", parts=several)
-
-
-def nearest(word: str, known: Iterable[str], otherwise: str, *, prefix: str = "") -> str:
-    """Return a question that suggests the known word most similar to `word`, or `otherwise` if none is similar.
-
-    A common `prefix` of the known words does not count as similarity, and case does not count as difference.
-    """
-    stems = {name.removeprefix(prefix).lower(): name for name in known}
-    import difflib  # noqa: PLC0415 - only a mistake needs it
-
-    found = difflib.get_close_matches(word.removeprefix(prefix).lower(), stems, n=1)
-    return f"did you mean {stems[found[0]]}?" if found else otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +150,16 @@ class Settings:
         """Yield an error for each contradiction. Whoever inherits may add more."""
         yield from ()
 
+    def of(self, kind: type[S]) -> S:
+        """Return the same settings with those of a feature.
 
-S = TypeVar("S", bound=Settings)
+        Raises:
+            LookupError: the program lacks the feature, so its settings are not known.
+        """
+        found = self if isinstance(self, kind) else None
+        if found is None:
+            raise LookupError(f"this program has no {kind.__name__}; a feature that needs them must say so in its list")
+        return found
 
 
 def knobs_of(make: type[Settings]) -> tuple[Knob, ...]:

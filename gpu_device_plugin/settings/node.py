@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.placing import POLICIES
@@ -28,13 +28,11 @@ from gpu_device_plugin.settings.forms import (
     size,
     some_of,
 )
-from gpu_device_plugin.settings.knobs import Form, Settings, SettingsError, knob
+from gpu_device_plugin.settings.knobs import Form, SettingsError, knob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
-
-F = TypeVar("F", bound=Settings)
 
 
 def _gpu_name(text: str) -> str:
@@ -260,17 +258,6 @@ class NodeSettings(ResourceSettings, LogSettings):
     def plugins_registry(self) -> Path:
         """The directory of DRA drivers' sockets."""
         return self.kubelet_root / "plugins_registry"
-
-    def of(self, kind: type[F]) -> F:
-        """Return the same settings with those of a feature.
-
-        Raises:
-            LookupError: the agent lacks the feature, so its settings are not known.
-        """
-        found = self if isinstance(self, kind) else None
-        if found is None:
-            raise LookupError(f"this agent has no {kind.__name__}; a feature that needs them has to say so in its list")
-        return found
 
     def reaches_api(self, environ: Mapping[str, str]) -> bool:
         """Whether to use the Kubernetes API; `auto` does in a pod."""

@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from gpu_device_plugin import files
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.model.contract.variables import COMPUTE_LIMIT, LIMITS, MEMORY_GUARANTEED, MEMORY_LIMIT
-from gpu_device_plugin.settings.knobs import (
-    ENVIRONMENT_PREFIX,
-    PROGRAM,
-    Settings,
-    SettingsError,
-    knobs_of,
-    nearest,
-    refuse,
-)
+from gpu_device_plugin.report.rules.printing import nearest
+from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, PROGRAM, Settings, SettingsError, knobs_of, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
+from gpu_device_plugin.model.contract.keys import AGENT_NAMESPACE
 from gpu_device_plugin.settings.common import (
     LogSettings,
     ResourceSettings,

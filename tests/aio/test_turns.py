@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gpu_device_plugin.aio.turns import Turns
+from gpu_device_plugin.aio.turns import Turns, in_turns
 
 
 class Line:
@@ -96,3 +96,8 @@ async def test_a_turn_ends_with_an_error_too() -> None:
         async with turns.turn("a"):
             raise ValueError("oops")
     assert repr(turns) == "<Turns: 1 free, 0 waiting>"
+
+
+def test_every_namespace_has_its_turn_before_one_has_another() -> None:
+    assert in_turns(["a1", "a2", "a3", "b1", "c1", "c2"], lambda name: name[0]) == ["a1", "b1", "c1", "a2", "c2", "a3"]
+    assert in_turns([], str) == []

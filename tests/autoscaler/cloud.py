@@ -13,7 +13,7 @@ import grpc
 
 from tests import builders
 from tests.autoscaler.wire import CALLS, MESSAGES, SERVICE, template
-from tests.programs.extender.harness import NODE_GPUS, gpus
+from tests.scheduler.harness import NODE_GPUS, gpus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence

@@ -12,7 +12,7 @@ from tests.autoscaler.cloud import GPUS, SHARES
 from tests.autoscaler.world import WAITS_S, live, ours
 from tests.builders import GPU_COUNT, GPU_MEM
 from tests.patience import stretched
-from tests.programs.extender.harness import held
+from tests.scheduler.harness import held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_device_plugin.model.contract.keys import ASSIGNED
 from tests.builders import GPU_COUNT, GPU_MEM
-from tests.programs.extender.harness import held
+from tests.scheduler.harness import held
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

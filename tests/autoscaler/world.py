@@ -16,28 +16,28 @@ import aiohttp
 import pytest
 
 from bench.kubeapi import shipped
-from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.programs.extender.extender_program import Extender
-from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES, EXTENDER_SETTINGS
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
+from gpu_device_plugin.scheduler.extender import Extender
 from gpu_device_plugin.settings.sources import Sources
 from tests import builders
 from tests.autoscaler.buffers import CAPACITY_BUFFER
 from tests.autoscaler.cloud import Cloud, Group
 from tests.autoscaler.kubelets import MERGE, STATUS, Kubelets
-from tests.cluster.conftest import processes
-from tests.cluster.conftest import programs as api_server_programs
 from tests.deploy.manifests import documents
 from tests.deploy.policies_world import path_of
 from tests.deploy.test_scheduler_manifest import ACCOUNT
 from tests.kubeconfig import kubeconfig
+from tests.kubernetes.conftest import processes
+from tests.kubernetes.conftest import programs as api_server_programs
 from tests.patience import REAL_S, beside, eventually, stretched
 from tests.ports import free_port
-from tests.programs.extender.harness import NODE_GPUS, PREFIX, QUICK, patient
+from tests.scheduler.harness import NODE_GPUS, PREFIX, QUICK, patient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
-    from tests.cluster.conftest import RealServer
+    from tests.kubernetes.conftest import RealServer
 
 Json = dict[str, Any]
 
@@ -346,8 +346,9 @@ class OurExtender:
     async def start(self) -> None:
         """Start it, and wait until it knows the cluster."""
         running = Extender(
-            Sources(ExtenderSettings, flags=self._settings, environ={}).read(),
+            Sources(EXTENDER_SETTINGS, flags=self._settings, environ={}).read(),
             self._config,
+            features=EXTENDER_FEATURES,
             timings=patient(QUICK),
             when_read=lambda: None,
         )

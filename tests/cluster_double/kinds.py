@@ -9,7 +9,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.cluster.objects.quantity import quantity
+from gpu_device_plugin.kubernetes.objects.quantity import quantity
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.testing.cluster import cluster_kinds
 from gpu_device_plugin.testing.cluster.cluster_kinds import Served, invalid

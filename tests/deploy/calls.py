@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gpu_device_plugin
-from gpu_device_plugin.cluster.objects.decoding import ObjectKind
+from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.deploy.policies_world import PolicyWorld
+from tests.kubernetes.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.cluster.conftest import RealServer
+    from tests.kubernetes.conftest import RealServer
 
 
 @pytest.fixture(scope="module")

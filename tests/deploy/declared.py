@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_device_plugin import metrics
-from gpu_device_plugin.core.report.gauges import ExtenderMetrics
+from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics
 from tests.nodes import node
 from tests.reports import idle_metrics
 

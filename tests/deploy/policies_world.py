@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import aiohttp
 
-    from gpu_device_plugin.cluster.client.config import ClusterConfig
+    from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 
 VALIDATING, MUTATING = "policies", "optional/mutating-policy"
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.conftest import processes
 from tests.deploy.manifests import DEPLOY, documents
 from tests.kubeconfig import kubeconfig
+from tests.kubernetes.conftest import processes
 from tests.patience import stretched
 from tools.publishing import Published, install
 

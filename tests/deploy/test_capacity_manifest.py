@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.capacity.asks import IMAGE, PRIORITY_CLASS, Wanted, buffer_of, named, pod_of
-from gpu_device_plugin.core.capacity.terms import Terms, Toleration
-from gpu_device_plugin.core.contract.moves import kept
+from gpu_device_plugin.features.capacity.contract import kept
+from gpu_device_plugin.features.capacity.rules.node_requests import (
+    IMAGE,
+    PRIORITY_CLASS,
+    Wanted,
+    buffer_of,
+    named,
+    pod_of,
+)
 from gpu_device_plugin.model.contract.keys import STARTUP_TAINT
+from gpu_device_plugin.scheduler.rules.node_constraints import Terms, Toleration
 from tests.builders import container, node, pod
 from tests.deploy.manifests import DEPLOY, documents
 from tests.deploy.policies_world import API, EXTENDER, MERGE, PERSON, Request, create, denial, path_of

@@ -14,6 +14,7 @@ import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more
 import pytest
 
 from gpu_device_plugin import __version__, cli
+from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
 from gpu_device_plugin.features.limits.rules.limit_grants import ExtraGrant
 from gpu_device_plugin.features.limits.rules.running_limits import NO_CGROUPS
@@ -22,7 +23,6 @@ from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.kubelet import cgroupfs
 from gpu_device_plugin.node.rules.container_grants import Mount
-from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import knobs_of
 from gpu_device_plugin.settings.sources import Sources, settings_for
 from gpu_device_plugin.settings.web import WebSettings
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.settings.knobs import Form, Knob
-    from tests.cluster.conftest import RealServer
+    from tests.kubernetes.conftest import RealServer
 
 CHART = Chart(DEPLOY / "chart")
 VALUES: Json = CHART.values({})
@@ -193,7 +193,7 @@ def test_the_extender_takes_its_settings_and_bounds(values: Json, workload: str)
     objects = CHART.render({"scheduler": {**values["scheduler"], **ours}})
     made = container(objects, workload, "extender")
     texts = texts_of(objects["ConfigMap", "gpushare", "gpushare-extender"])
-    found = cli.sources_of(ExtenderSettings, cli.parse(made["args"]), {}).read(texts=texts)
+    found = cli.sources_of(EXTENDER_SETTINGS, cli.parse(made["args"]), {}).read(texts=texts)
     assert (found.gpu_policy, found.node_policy, found.vanished_grace_s) == ("spread", "fit", 5)
     assert made["resources"] == {"requests": {"cpu": "1", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
 
@@ -482,7 +482,7 @@ def test_right_values_are_taken(right: Json) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs"), [("agentSettings", knobs_of(NODE_SETTINGS)), ("extenderSettings", knobs_of(ExtenderSettings))]
+    ("name", "knobs"), [("agentSettings", knobs_of(NODE_SETTINGS)), ("extenderSettings", knobs_of(EXTENDER_SETTINGS))]
 )
 def test_a_setting_that_no_program_would_take_is_refused_by_helm(name: str, knobs: Iterable[Knob]) -> None:
     """Else the release is there, and its agents wait for somebody to read why."""
@@ -512,7 +512,7 @@ def schema_of(form: Form[Any]) -> Json:
     ("part", "program", "knobs"),
     [
         ("agent", "agent", knobs_of(NODE_SETTINGS)),
-        ("scheduler", "extender", knobs_of(ExtenderSettings)),
+        ("scheduler", "extender", knobs_of(EXTENDER_SETTINGS)),
         ("mps", "mps", knobs_of(MpsSupervisorSettings)),
         ("limits", "limits", knobs_of(LimitHelperSettings)),
         ("web", "web", knobs_of(WebSettings)),

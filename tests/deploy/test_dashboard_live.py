@@ -24,7 +24,7 @@ from tests.node.cluster_harness import NODE, Cluster, promise
 from tests.node.harness import T4, pod, world
 from tests.patience import eventually
 from tests.ports import free_ports
-from tests.programs.extender.harness import QUICK, ExtenderWorld, patient
+from tests.scheduler.harness import QUICK, ExtenderWorld, patient
 from tools.monitoring import FILES, RULES
 
 if TYPE_CHECKING:

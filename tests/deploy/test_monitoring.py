@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from gpu_device_plugin import cli
+from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
 from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
-from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.sources import Texts
 from tests.deploy.declared import TARGET, labels_by_metric
 from tests.deploy.manifests import DEPLOY, Json, documents
@@ -25,6 +25,7 @@ from tools.grafana import expressions
 from tools.monitoring import FILES, RULES, derived
 
 if TYPE_CHECKING:
+    from gpu_device_plugin.settings.extender import ExtenderSettings
     from gpu_device_plugin.settings.forms import Address
     from gpu_device_plugin.settings.node import NodeSettings
 
@@ -59,7 +60,7 @@ def page_of_metrics(body: Json) -> tuple[Address | None, Json]:
     elif container["args"][0] == "mps":
         found = cli.sources_of(MpsSupervisorSettings, arguments, environ).read(texts=Texts())
     else:
-        found = cli.sources_of(ExtenderSettings, arguments, environ).read(texts=Texts())
+        found = cli.sources_of(EXTENDER_SETTINGS, arguments, environ).read(texts=Texts())
     return found.http, container
 
 

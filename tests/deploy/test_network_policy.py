@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin import cli
-from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
 from gpu_device_plugin.settings.sources import Texts
 from tests.deploy.manifests import DEPLOY, Json, documents
 from tests.deploy.templates import Chart
@@ -57,7 +57,7 @@ def test_the_port_that_is_open_to_all_asks_for_a_certificate() -> None:
     assert [port for port, whom in opened(POLICY).items() if whom is None] == ["verbs"]
     (name,) = (name for name, pod in PODS.items() if "verbs" in ports(pod) and not pod["spec"].get("hostNetwork"))
     (container,) = PODS[name]["spec"]["containers"]
-    settings = cli.sources_of(ExtenderSettings, cli.parse(container["args"]), {"POD_NAME": "x"}).read(texts=Texts())
+    settings = cli.sources_of(EXTENDER_SETTINGS, cli.parse(container["args"]), {"POD_NAME": "x"}).read(texts=Texts())
     assert settings.client_ca is not None
 
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.cluster.writers.events import CONTROLLER
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import client_grant
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
+from gpu_device_plugin.kubernetes.writers.events import CONTROLLER
 from gpu_device_plugin.model.contract import keys as wire
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
 from gpu_device_plugin.model.contract.nodelabels import NodeLimits, node_labels, our_annotations, our_labels

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
 from gpu_device_plugin import cli
-from gpu_device_plugin.programs.extender.extender_routes import PREFIX
-from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
+from gpu_device_plugin.scheduler.extender_routes import PREFIX
 from tests.configmap import FOLDER, texts_of
 from tests.deploy import manifests
 from tests.deploy.calls import AGENT, Right, rights_granted, rights_needed
 from tests.deploy.manifests import DEPLOY, Json, documents
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.settings.extender import ExtenderSettings
 
 SECOND = DEPLOY / "scheduler.yaml"
 LOOPBACK = DEPLOY / "optional" / "extender-loopback.yaml"
@@ -53,7 +57,7 @@ def settings(manifest: Path) -> ExtenderSettings:
     """The settings that the extender makes of a manifest, the pod's name filled in as the kubelet does."""
     asked = container(manifest)
     environ = {each["name"]: each.get("value", "pod-a") for each in asked.get("env", ())}
-    sources = cli.sources_of(ExtenderSettings, cli.parse(asked["args"]), environ)
+    sources = cli.sources_of(EXTENDER_SETTINGS, cli.parse(asked["args"]), environ)
     assert sources.config == FOLDER
     return sources.read(texts=texts_of(config_map(manifest, "gpushare-extender")))
 
@@ -92,7 +96,7 @@ def test_the_settings_are_mounted_as_a_directory_that_follows_the_configmap(mani
     assert {"name": "settings", "configMap": {"name": "gpushare-extender"}} in pod_of(manifest)["volumes"]
     chosen = yaml.safe_load(config_map(manifest, "gpushare-extender")["data"]["default.yaml"])
     assert chosen == {"gpu_policy": "fit", "node_policy": "fit"}
-    assert (ExtenderSettings().gpu_policy, ExtenderSettings().node_policy) == ("fit", "fit")
+    assert (EXTENDER_SETTINGS().gpu_policy, EXTENDER_SETTINGS().node_policy) == ("fit", "fit")
 
 
 @every_manifest
@@ -170,7 +174,7 @@ def test_nothing_is_placed_without_the_extender_and_only_what_concerns_it_is_ask
     assert extender["ignorable"] is False
     assert extender["nodeCacheCapable"] is True
     assert extender["managedResources"] == [
-        {"name": resource.name, "ignoredByScheduler": False} for resource in ExtenderSettings().offered
+        {"name": resource.name, "ignoredByScheduler": False} for resource in EXTENDER_SETTINGS().offered
     ]
     assert {each: extender[f"{each}Verb"] for each in ("filter", "prioritize", "preempt", "bind")} == {
         "filter": "filter",
@@ -240,7 +244,7 @@ def test_the_pages_pod_goes_to_the_second_scheduler() -> None:
     (shown,) = (pod for pod in map(yaml.safe_load, blocks("yaml")) if pod.get("kind") == "Pod")
     assert shown["spec"]["schedulerName"] == configuration()["profiles"][0]["schedulerName"]
     (asked,) = shown["spec"]["containers"]
-    assert asked["resources"]["limits"] == {ExtenderSettings().offered[0].name: 8}
+    assert asked["resources"]["limits"] == {EXTENDER_SETTINGS().offered[0].name: 8}
 
 
 # --- RBAC ------------------------------------------------------------------------------------------------------------

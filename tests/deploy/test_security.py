@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from tests.cluster.conftest import processes, programs
 from tests.deploy.manifests import DEPLOY, Json, documents, pod_of
 from tests.deploy.policies_world import (
     AGENT_A,
@@ -23,6 +22,7 @@ from tests.deploy.policies_world import (
     furnish,
 )
 from tests.deploy.policies_world import PODS as POD_LIST
+from tests.kubernetes.conftest import processes, programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

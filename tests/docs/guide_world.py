@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES, EXTENDER_SETTINGS
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.model.contract.keys import INSTANCES
 from gpu_device_plugin.model.mig import MigMode, is_mig_resource
 from gpu_device_plugin.model.pods import ContainerKind
-from gpu_device_plugin.programs.extender.extender_program import Extender
 from gpu_device_plugin.programs.inspect import inspect_program
-from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.scheduler.extender import Extender
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.pod_specs import ContainerSpec, Pod, PodSpec
 from tests import builders
@@ -28,7 +28,7 @@ from tests.builders import GPU_COUNT, GPU_MEM
 from tests.cluster_double.api_server import ApiServer
 from tests.node.cluster_harness import said_of, takes_pods
 from tests.node.harness import NodeWorld, world
-from tests.programs.extender.harness import QUICK
+from tests.scheduler.harness import QUICK
 from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
 
 if TYPE_CHECKING:
@@ -270,7 +270,10 @@ async def guide(folder: Path, gpus: str = GPUS) -> AsyncIterator[Guide]:
             await there.until(lambda: takes_pods(api.get("nodes", NODE)))
             flags = {"listen": "127.0.0.1:0", "http": "off"}
             extender = Extender(
-                Sources(ExtenderSettings, flags=flags, environ={}).read(), ClusterConfig(api.url), timings=QUICK
+                Sources(EXTENDER_SETTINGS, flags=flags, environ={}).read(),
+                ClusterConfig(api.url),
+                features=EXTENDER_FEATURES,
+                timings=QUICK,
             )
             task = asyncio.create_task(extender.run())
             try:

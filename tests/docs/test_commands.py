@@ -14,7 +14,7 @@ import pytest
 from gpu_device_plugin import cli
 from gpu_device_plugin.features.conflicts.rules import OTHERS
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
-from gpu_device_plugin.programs.inspect.arguments import COMMANDS
+from gpu_device_plugin.programs.inspect.inspect_program import COMMANDS
 from tests.deploy.manifests import DEPLOY, documents
 from tests.docs.pages import DOCS, ROOT, blocks, commands, pages, text_of
 

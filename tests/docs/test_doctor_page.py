@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.core.report.finding import EXIT_CODES, Severity, examine, lines
-from gpu_device_plugin.core.report.findings import cluster_checks as diagnosing_cluster
-from gpu_device_plugin.core.report.findings import node_checks as diagnosing_node
-from tests.core.report.findings.test_node_checks import GPUS, WELL, agent
+from gpu_device_plugin.programs.doctor.rules import cluster_checks as diagnosing_cluster
+from gpu_device_plugin.programs.doctor.rules import node_checks as diagnosing_node
+from gpu_device_plugin.report.rules.finding import EXIT_CODES, Severity, examine, lines
 from tests.docs.pages import DOCS, blocks, text_of
 from tests.names import MEM
+from tests.programs.doctor.rules.test_node_checks import GPUS, WELL, agent
 
 PAGE = text_of(DOCS / "doctor.md")
 _, ON_A_NODE, IN_THE_CLUSTER = re.split(r"^## .*$", PAGE, flags=re.MULTILINE)

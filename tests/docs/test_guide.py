@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from gpu_device_plugin.core.capacity.terms import Toleration
 from gpu_device_plugin.model.contract.keys import INSTANCES
 from gpu_device_plugin.model.pods import Taint
+from gpu_device_plugin.scheduler.rules.node_constraints import Toleration
 from tests.docs.guide_world import DIVIDED, EXAMPLES, GPUS, NODE, documents, guide, pods_of
 from tests.docs.pages import DOCS, README, ROOT, blocks, sections, text_of
 

@@ -7,12 +7,13 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.report.tables.history_tables import BLOCKS, REASONS, history_lines
-from gpu_device_plugin.core.report.tables.terminal_tables import SORTS, folded
-from gpu_device_plugin.core.report.why.slowness import slowness
-from gpu_device_plugin.features.use.contract import GpuUse
+from gpu_device_plugin.features.history.report import BLOCKS, REASONS, history_lines
+from gpu_device_plugin.features.history.rules.slowness import slowness
+from gpu_device_plugin.model.contract.node_use import GpuUse
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.programs.inspect.arguments import parse
+from gpu_device_plugin.programs.inspect.inspect_program import COMMANDS
+from gpu_device_plugin.report.rules.terminal_tables import SORTS, folded
 from tests.docs.pages import DOCS, blocks, text_of
 from tests.histories import hour, used_by
 from tests.programs.inspect.test_inspect_program import World, asking_mig, gpu, node, parted, pod
@@ -120,7 +121,7 @@ def fields(value: Any) -> list[str]:
 def test_every_command_is_shown() -> None:
     (block,) = (each for each in blocks(PAGE, "console") if "uninstall" in each.text)
     shown = [re.sub(r"[\[\]]", "", command).split()[3:] for command, _ in block.commands]
-    commands = {parse("kubectl inspect gpushare", words).command for words in shown}
+    commands = {parse("kubectl inspect gpushare", words, COMMANDS).command.name for words in shown}
     assert commands == {
         "overview",
         "top",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.report.findings.component_checks import GPU_LABELS
 from gpu_device_plugin.model.contract.keys import STARTUP_TAINT, SWITCH_LABEL
+from gpu_device_plugin.programs.doctor.rules.component_checks import GPU_LABELS
 from tests.deploy.declared import labels_by_metric
 from tests.deploy.manifests import documents
 from tests.docs.pages import DOCS, text_of

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
 from gpu_device_plugin.features.limits.settings import LimitHelperSettings
 from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
-from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import Knob, knobs_of
 from gpu_device_plugin.settings.web import WebSettings
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 SECTIONS = {
     "## The node agent: `gpu-device-plugin node`": NODE_SETTINGS,
-    "## The scheduler extender: `gpu-device-plugin extender`": ExtenderSettings,
+    "## The scheduler extender: `gpu-device-plugin extender`": EXTENDER_SETTINGS,
     "## The MPS supervisor: `gpu-device-plugin mps`": MpsSupervisorSettings,
     "## The limit helper: `gpu-device-plugin limits`": LimitHelperSettings,
     "## The page in the cluster: `gpu-device-plugin web`": WebSettings,

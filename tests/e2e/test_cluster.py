@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.features.use.contract import read_node_use
 from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT, NODE_LIMITS, NODE_USE, OVER_USE, PLACEMENT_LABEL
+from gpu_device_plugin.model.contract.node_use import read_node_use
 from gpu_device_plugin.model.contract.nodelabels import read_node_limits
 from tests.builders import GPU_COUNT, GPU_MEM
 from tests.docs.guide_world import EXAMPLES, documents
@@ -29,7 +29,7 @@ from tests.patience import REAL_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from gpu_device_plugin.features.use.contract import NodeUse
+    from gpu_device_plugin.model.contract.node_use import NodeUse
     from tests.docs.guide_world import Json
     from tests.e2e.cluster import Cluster, Given
 

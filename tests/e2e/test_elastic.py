@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, read_answer
+from gpu_device_plugin.features.elastic.contract import IN_CONTAINER
 from gpu_device_plugin.model.contract.keys import MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED, RESIZE_BOUND
+from gpu_device_plugin.model.contract.reservations import read_answer
 from tests.builders import GPU_MEM
 from tests.e2e import dra_lab, real_cluster, starting
 from tests.e2e.cluster import process_of
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.features.elastic.contract import Answer, MemoryFile
+    from gpu_device_plugin.features.elastic.contract import MemoryFile
+    from gpu_device_plugin.model.contract.reservations import Answer
     from tests.e2e.cluster import Cluster
 
 Json = dict[str, Any]

@@ -103,7 +103,7 @@ def test_what_is_said_is_understood() -> None:
 
 
 def test_a_child_and_its_agent_understand_each_other() -> None:
-    """All that the port can say of a GPU is what the core knows of one."""
+    """All that the port can say of a GPU is what the model knows of one."""
     driver = Fake("fake:2xH200:mig=1g.18gb*2")
     for record in driver.inventory()["gpus"]:
         assert record.keys() == {field.name for field in fields(Gpu)}

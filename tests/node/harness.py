@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.feature_list import settings_of
 from gpu_device_plugin.features.node_features import NODE_FEATURES
 from gpu_device_plugin.kubelet.rounds import RoundTimings
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.node.agent import NodeAgent
-from gpu_device_plugin.node.feature_context import settings_of
+from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.kubelet.device_manager import Amount
 from gpu_device_plugin.testing.pod_specs import ContainerSpec, Pod, PodSpec
@@ -23,10 +24,9 @@ from tests.names import COUNT, MEM
 from tests.patience import eventually, patience, stretched
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
-    from gpu_device_plugin.node.feature_context import FeatureSpec
-    from gpu_device_plugin.settings.node import NodeSettings
+    from gpu_device_plugin.feature_list import FeatureSpec
 
 
 QUICK = {"probe_interval": "50ms", "reconcile_interval": "100ms"}
@@ -82,7 +82,7 @@ class NodeWorld:
         self.agent.reload(self._read({**self.settings, **changed}))
 
     def _read(self, settings: dict[str, str]) -> NodeSettings:
-        return Sources(settings_of(self.features), flags=settings, environ={}).read()
+        return Sources(settings_of(self.features, NodeSettings), flags=settings, environ={}).read()
 
     async def ready(self) -> None:
         """Wait until the kubelet listens to both resources."""
@@ -253,10 +253,10 @@ async def world(
                 await made.stop_agent()
 
 
-def without(*names: str) -> tuple[FeatureSpec, ...]:
+def without(*names: str, features: Iterable[FeatureSpec] = NODE_FEATURES) -> tuple[FeatureSpec, ...]:
     """Return the features but these and those that need them."""
     absent, left = set(names), []
-    for spec in NODE_FEATURES:
+    for spec in features:
         if spec.name in absent or absent.intersection(spec.needs):
             absent.add(spec.name)
         else:

@@ -21,7 +21,6 @@ import pytest
 from gpu_device_plugin import files
 from gpu_device_plugin.features.history.sampling import History
 from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
-from gpu_device_plugin.features.use.contract import SERVED, read_node_use
 from gpu_device_plugin.features.use.node import UseReports
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
@@ -29,6 +28,7 @@ from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, DirectoryGoneError
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS, MEMORY_GUARANTEE, RESIZE_BOUND
+from gpu_device_plugin.model.contract.node_use import SERVED, read_node_use
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.model.shares import SHARES
 from gpu_device_plugin.programs.agent.node_program import RESTART_AFTER, NodeProgram
@@ -235,8 +235,8 @@ async def test_probes_and_metrics_show_what_the_agent_does() -> None:
 async def test_metrics_show_the_condition_of_the_gpus_in_the_groups_of_the_setting() -> None:
     async with world([{**T4, "temperature": 91, "throttle": ["heat"]}, T4], condition="thermal,clocks") as node:
         agent = node.launch()
-        await node.until(lambda: len(agent.metrics_state().telemetry or ()) == 2)
-        values = {gauge.name: dict(values) for gauge, values in agent.metrics_state().gauges()}
+        await node.until(lambda: len(agent.features.of(History).telemetry.value) == 2)
+        values = {gauge.name: dict(values) for gauge, values in agent.gauges()}
         first, second = node.uuids
         assert values["gpushare_gpu_temperature_celsius"] == {(first,): 91, (second,): 35}
         throttled = values["gpushare_gpu_throttled"]
@@ -249,14 +249,14 @@ async def test_the_condition_of_the_gpus_is_not_read_where_it_is_off() -> None:
         agent = node.launch()
         await node.ready()
         await agent.features.of(History).telemetry.after(0)
-        assert agent.metrics_state().telemetry == {}
+        assert agent.features.of(History).telemetry.value == {}
 
 
 async def test_metrics_are_there_where_whole_gpus_alone_are_offered() -> None:
     async with world([T4], resources="count") as node:
         agent = node.launch()
         await node.until(lambda: not agent.registration.unmet())
-        values = {gauge.name: list(values) for gauge, values in agent.metrics_state().gauges()}
+        values = {gauge.name: list(values) for gauge, values in agent.gauges()}
         (uuid,) = node.uuids
         for name, value in (("gpushare_gpu_shares", 14), ("gpushare_gpu_shares_fenced", 0)):
             assert values[name] == [((uuid,), value)]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.cluster.node_pods import NodePods
-from gpu_device_plugin.cluster.objects.decoding import PodReader
+from gpu_device_plugin.kubernetes.client.api_client import Client
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
+from gpu_device_plugin.kubernetes.node_pods import NodePods
+from gpu_device_plugin.kubernetes.objects.decoding import PodReader
 from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract.keys import POD_ANNOTATIONS

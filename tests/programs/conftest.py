@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.conftest import processes, programs
+from tests.kubernetes.conftest import processes, programs
 from tests.programs.inspect.proxied import close_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.cluster.conftest import RealServer
+    from tests.kubernetes.conftest import RealServer
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.objects.quantity import whole_quantity
+from gpu_device_plugin.kubernetes.objects.quantity import whole_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

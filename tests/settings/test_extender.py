@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def read(flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> ExtenderSettings:
-    return Sources(ExtenderSettings, flags or {}, environ or {}, knobs_of(NODE_SETTINGS)).read()
+    return Sources(EXTENDER_SETTINGS, flags or {}, environ or {}, knobs_of(NODE_SETTINGS)).read()
 
 
 def complaint(flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> str:
@@ -29,7 +30,7 @@ def complaint(flags: dict[str, str] | None = None, environ: dict[str, str] | Non
 
 
 def test_every_default_is_what_its_text_says() -> None:
-    assert read() == read({knob.name: knob.default for knob in knobs_of(ExtenderSettings)}) == ExtenderSettings()
+    assert read() == read({knob.name: knob.default for knob in knobs_of(EXTENDER_SETTINGS)}) == EXTENDER_SETTINGS()
 
 
 @pytest.mark.parametrize(
@@ -107,9 +108,9 @@ def test_one_environment_and_one_file_can_serve_both_programs(tmp_path: Path) ->
     environ = {"GPUSHARE_CONFIG": str(file), "GPUSHARE_DOMAIN": "example.com", "GPUSHARE_POLICY": "spread"}
     extender = read({}, environ | {"GPUSHARE_LEASE_NAME": "l", "NODE_NAME": "n"})
     agent = Sources(
-        NODE_SETTINGS, {}, environ | {"GPUSHARE_LEASE_NAME": "l", "NODE_NAME": "n"}, knobs_of(ExtenderSettings)
+        NODE_SETTINGS, {}, environ | {"GPUSHARE_LEASE_NAME": "l", "NODE_NAME": "n"}, knobs_of(EXTENDER_SETTINGS)
     ).read()
-    assert extender == ExtenderSettings(domain="example.com", gpu_policy="spread", lease_name="l")
+    assert extender == EXTENDER_SETTINGS(domain="example.com", gpu_policy="spread", lease_name="l")
     assert agent == NODE_SETTINGS(
         domain="example.com", policy="spread", share_size_mib=256, exclude_gpus=("0", "1"), node_name="n"
     )
@@ -130,7 +131,7 @@ def test_a_variable_that_means_nothing_to_either_is_not_passed_over(variable: st
 def test_what_both_have_means_the_same() -> None:
     """One variable, one form, and one default but for where they listen."""
     agents = {knob.name: knob for knob in knobs_of(NODE_SETTINGS)}
-    both = [(agents[knob.name], knob) for knob in knobs_of(ExtenderSettings) if knob.name in agents]
+    both = [(agents[knob.name], knob) for knob in knobs_of(EXTENDER_SETTINGS) if knob.name in agents]
     assert {knob.name for _, knob in both} == {
         *("http", "api", "domain", "memory_resource", "count_resource", "log_level", "log_format")
     }
@@ -164,12 +165,12 @@ def test_policies_and_times_change_at_once_and_the_rest_waits() -> None:
         applied=("node_policy", "gpu_policy", "vanished_grace"),
         waiting=("listen",),
     )
-    assert {knob.name for knob in knobs_of(ExtenderSettings) if knob.live} == {
+    assert {knob.name for knob in knobs_of(EXTENDER_SETTINGS) if knob.live} == {
         *("node_policy", "gpu_policy", "vanished_grace", "bind_timeout", "idle_warning", "node_start", "log_level")
     }
 
 
 def test_every_setting_explains_itself_in_a_sentence() -> None:
     assert [
-        knob.name for knob in knobs_of(ExtenderSettings) if not knob.help[0].isupper() or not knob.help.endswith(".")
+        knob.name for knob in knobs_of(EXTENDER_SETTINGS) if not knob.help[0].isupper() or not knob.help.endswith(".")
     ] == []

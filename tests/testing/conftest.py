@@ -15,9 +15,9 @@ import pytest
 from aiohttp import web
 
 from tests import builders
-from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.cluster_double.api_server import ApiServer
 from tests.kubeconfig import kubeconfig
+from tests.kubernetes.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.patience import eventually, stretched
 from tests.ports import free_port
 from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from tests.cluster.conftest import RealServer
+    from tests.kubernetes.conftest import RealServer
 
 Json = dict[str, Any]
 Answer = Any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,10 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import gpu_device_plugin.cluster.reflector
-import gpu_device_plugin.cluster.writers.evictions
+import gpu_device_plugin.kubernetes.reflector
+import gpu_device_plugin.kubernetes.writers.evictions
 import gpu_device_plugin.programs.inspect.inspect_program
-import gpu_device_plugin.view.following  # noqa: F401 - what the archive has
+import gpu_device_plugin.report.followed_cluster  # noqa: F401 - what the archive has
 from tests.tools import standin_worker
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ def structures() -> list[type]:
     found = {
         kind
         for name, module in sorted(sys.modules.items())
-        if name.startswith(
-            ("gpu_device_plugin.view", "gpu_device_plugin.cluster", "gpu_device_plugin.programs.inspect")
-        )
+        if re.match(r"gpu_device_plugin\.(report|kubernetes|programs\.inspect|features\.\w+\.commands)\b", name)
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == name
     }

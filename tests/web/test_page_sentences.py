@@ -7,28 +7,30 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.client.errors import Call
-from gpu_device_plugin.core.capacity.movable import Move, Resident, Stays
-from gpu_device_plugin.core.capacity.plans import Plan
-from gpu_device_plugin.core.cluster.agentpods import agents
-from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.report.finding import note
-from gpu_device_plugin.core.report.text.plan_texts import verdict
-from gpu_device_plugin.core.report.why.explanations import Kept, answers, what_makes_room, why_waits
-from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
-from gpu_device_plugin.core.report.why.pod_use import of_pod, resizes
+from gpu_device_plugin.features.capacity.report import verdict
+from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedPod, UnmovableReason
+from gpu_device_plugin.features.capacity.rules.plans import Plan
+from gpu_device_plugin.features.elastic.report import resizes
+from gpu_device_plugin.features.use.report import of_pod
+from gpu_device_plugin.kubernetes.agent_reader import agents
+from gpu_device_plugin.kubernetes.client.errors import Call
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED
 from gpu_device_plugin.model.limits import CHOOSABLE
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.programs.web.page_state import ASKING, NO_NODES
+from gpu_device_plugin.report.rules.extension import Kept, SchedulingStatus
+from gpu_device_plugin.report.rules.finding import note
+from gpu_device_plugin.report.rules.node_answers import what_makes_room, why_waits
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.common import ResourceSettings
+from tests.reporting import answers
 from tests.reports import ASKED, part, report
 from tests.views import node_view, pod_on, put_aside
 from tests.web.page_server import PageServer
 from tests.web.scenes import small
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.report.why.explanations import NodeAnswer
+    from gpu_device_plugin.report.rules.node_answers import NodeAnswer
     from tests.web.browser import Browser
 
 NAMES = re.compile(
@@ -37,7 +39,7 @@ NAMES = re.compile(
 """What stays as it is in every language."""
 RESOURCES = ResourceSettings().offered
 WEB = Pod("u", "default", "web", "a", containers=(Container("xxx", ContainerKind.APP, 0, {RESOURCES[0].name: 4}),))
-MOVE = Move(Resident(pod_on("web", {0: 4})), "n1", "n2", ())
+MOVE = Move(PlannedPod(pod_on("web", {0: 4})), "n1", "n2", ())
 STATUS = SchedulingStatus("gpushare-scheduler")
 
 
@@ -46,7 +48,7 @@ def found(mem: int, *mibs: int, count: int = 0, kept: Kept | None = None) -> lis
     limits = {RESOURCES[0].name: mem} if mem else {RESOURCES[1].name: count}
     pod = Pod("u", "default", "w", containers=(Container("main", ContainerKind.APP, 0, limits),))
     asked = ask(pod, RESOURCES)
-    assert isinstance(asked, Ask)
+    assert isinstance(asked, GpuRequest)
     nodes = [node_view(f"n{number}", (size,), pod_on(f"p{number}", {0: size // 2})) for number, size in enumerate(mibs)]
     return answers([(node, asked, kept if kept and node.name == "n0" else Kept()) for node in nodes], "binpack", 1)
 
@@ -60,7 +62,7 @@ def sentences() -> list[str]:
     many = node_view("n0", (16,), *(pod_on(f"p{n}", {0: 2}) for n in range(8)))
     pod = Pod("u", "default", "w", containers=(Container("main", ContainerKind.APP, 0, {RESOURCES[0].name: 16}),))
     asked = ask(pod, RESOURCES)
-    assert isinstance(asked, Ask)
+    assert isinstance(asked, GpuRequest)
     crowd = answers([(many, asked, Kept())], "binpack", 1)
     cordoned = Kept(excluded=(note("cordoned", "it is cordoned"),))
     aside = answers([(put_aside(node_view("n0", (16,)), "GPU-0"), asked, Kept())], "binpack", 1)
@@ -102,7 +104,11 @@ def sentences() -> list[str]:
     notes = [f"{right[0].upper()}{right[1:]}, so no pods are shown." for right in rights]
     goal = "make room for default/xxx"
     plans = [verdict(Plan(moves), goal) for moves in (None, (), (MOVE,), (MOVE, MOVE))]
-    staying = [str(each) for each in Stays if each not in {Stays.ENDING, Stays.HELD, Stays.PLANNED, Stays.MOVED}]
+    staying = [
+        str(each)
+        for each in UnmovableReason
+        if each not in {UnmovableReason.ENDING, UnmovableReason.HELD, UnmovableReason.PLANNED, UnmovableReason.MOVED}
+    ]
     notes += [f"A plan concerns all nodes and their pods: {rights[0]}."]
     notes += ["1 more pod is not moved.", "2 more pods are not moved."]
     notes += [f"{rights[0]}: the API server may refuse evictions that the plan counts on."]

@@ -83,7 +83,9 @@ def files(tree: Path) -> Mapping[str, bytes]:
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         found[path.relative_to(tree).as_posix()] = path.read_bytes()
     page = tree / PACKAGE / "programs" / "web" / "page"
-    found |= {each.relative_to(tree).as_posix(): each.read_bytes() for each in page.glob("*") if each.is_file()}
+    for each in filter(Path.is_file, page.rglob("*")):
+        name = f"licenses/{each.parent.name}/LICENSE" if each.name == "LICENSE" else each.relative_to(tree).as_posix()
+        found[name] = each.read_bytes()
     for name, top in DISTRIBUTIONS.items():
         found |= dict(_sources(name, top))
     return found
@@ -97,12 +99,9 @@ def modules() -> list[str]:
         top = f"{PACKAGE}.programs.{program}"
         wanted |= {top, *graph.find_descendants(top)}
     # The command line names the settings of all programs, and imports a program when it runs it.
-    others = {
-        f"{PACKAGE}.programs.{each.rpartition('.')[2]}"
-        for each in graph.find_children(f"{PACKAGE}.programs")
-        if each.rpartition(".")[2] not in PROGRAMS and graph.find_children(each)
-    }
-    others |= graph.find_children(f"{PACKAGE}.node") - {f"{PACKAGE}.node.rules"}
+    programs = graph.find_children(f"{PACKAGE}.programs") - {f"{PACKAGE}.programs.{each}" for each in PROGRAMS}
+    inside = {child for each in (*programs, f"{PACKAGE}.node") for child in graph.find_children(each)}
+    others = {each for each in inside if not each.endswith(".rules")}
     others |= {f"{PACKAGE}.features.{each}" for each in ("limits.helper_program", "mps.supervisor", "node_features")}
     for each in others:
         graph.remove_module(each)

@@ -13,10 +13,6 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import in_thread, wait_within
 from gpu_device_plugin.aio.worker import Backoff
-from gpu_device_plugin.cluster.client.api_client import PatchType
-from gpu_device_plugin.cluster.client.errors import TRANSIENT, ApiError, ConflictError, InvalidError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
-from gpu_device_plugin.cluster.writers.own_node import keep_written
 from gpu_device_plugin.features.claims.claim_objects import CLAIMS, read_claim
 from gpu_device_plugin.features.claims.claim_store import ClaimStoreError
 from gpu_device_plugin.features.claims.contract import DRIVER
@@ -29,6 +25,10 @@ from gpu_device_plugin.features.claims.rules.preparing import (
     refuse_limits,
     two_claims,
 )
+from gpu_device_plugin.kubernetes.client.api_client import PatchType
+from gpu_device_plugin.kubernetes.client.errors import TRANSIENT, ApiError, ConflictError, InvalidError, NotFoundError
+from gpu_device_plugin.kubernetes.objects.decoding import UnreadableObjectError
+from gpu_device_plugin.kubernetes.writers.own_node import keep_written
 from gpu_device_plugin.node.allocation_handler import device_nodes
 from gpu_device_plugin.node.extension import Features, GrantDraft, GrantRequest, StartRequest
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode, refuse_without_nodes

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.decoding import ObjectKind, ObjectMeta, decoded, named
-from gpu_device_plugin.cluster.objects.quantity import whole_quantity
-from gpu_device_plugin.cluster.objects.requests import LONGEST_NAME, LONGEST_UID, fits
 from gpu_device_plugin.features.claims.contract import (
     COMPUTE,
     DRIVER,
     MEMORY,
+    RESOURCE_CLAIMS,
     TAKE_WHOLE,
     Claim,
     Consumer,
@@ -21,9 +19,16 @@ from gpu_device_plugin.features.claims.contract import (
     Parameters,
 )
 from gpu_device_plugin.features.claims.rules.pool import Content, Present
+from gpu_device_plugin.kubernetes.objects.api_objects import readable
+from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind, ObjectMeta, decoded, named
+from gpu_device_plugin.kubernetes.objects.quantity import whole_quantity
+from gpu_device_plugin.kubernetes.objects.requests import LONGEST_NAME, LONGEST_UID, fits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 GROUP = "resource.k8s.io"
-CLAIMS = ObjectKind("resourceclaims", group=GROUP)
+CLAIMS = ObjectKind(RESOURCE_CLAIMS, group=GROUP)
 SLICES = ObjectKind("resourceslices", group=GROUP)
 
 _MIB = 1 << 20
@@ -220,3 +225,18 @@ def _mib(amounts: dict[str, Any]) -> int | None:
 
 def _compute(amounts: dict[str, Any]) -> int:
     return _amount(amounts, COMPUTE) or 0
+
+
+ABSENT = f"this cluster has none ({GROUP}/v1 comes with Kubernetes 1.34)"
+"""Why ResourceClaims cannot be read where the API server does not know them."""
+
+
+def readable_claims(raw_claims: Iterable[msgspec.Raw]) -> tuple[list[Claim], list[str]]:
+    """Return claims, and a sentence for each that cannot be read."""
+    warnings: list[str] = []
+    return list(readable(raw_claims, read_claim, "a ResourceClaim", warnings)), warnings
+
+
+def unseen(why: str) -> str:
+    """Return what is missing without claims, as a sentence without its full stop."""
+    return f"ResourceClaims are not shown, so GPUs may be fuller than they seem: {why}"

@@ -16,6 +16,8 @@ from gpu_device_plugin.model.memory import parse_mib
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+RESOURCE_CLAIMS = "resourceclaims"
+"""The plural name of the kind in the API."""
 DRIVER = "gpu-device-plugin"
 """The name of the DRA driver, and the domain of its attributes and capacities."""
 CDI_KIND = f"{DRIVER}/claim"
@@ -178,18 +180,6 @@ class Parameters:
     """The requests whose devices they concern, without names of alternatives; none: all requests."""
     of_class: bool = False
     """The DeviceClass says so; what the claim itself says takes precedence."""
-
-
-@dataclass(frozen=True, slots=True)
-class PodClaim:
-    """One claim of a pod, as the pod names it."""
-
-    entry: str
-    """Its name in the pod; empty: kube-scheduler made the claim of an extended resource that the pod asks for."""
-    claim: str = ""
-    """The name of the ResourceClaim; empty: it was not made from its template yet."""
-    template: str = ""
-    """The name of the ResourceClaimTemplate; empty: the pod names the claim itself."""
 
 
 class Consumer(NamedTuple):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, wait_within
-from gpu_device_plugin.cluster.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.features.claims.claim_handler import NodeClaims, NotPreparedError
 from gpu_device_plugin.features.claims.claim_store import ClaimStore, ClaimStoreError
 from gpu_device_plugin.features.claims.contract import DRIVER, is_former_name
@@ -19,6 +18,7 @@ from gpu_device_plugin.features.claims.dra_services import DraLoop, DraServicer
 from gpu_device_plugin.features.claims.rules.prepared import claim_allocations
 from gpu_device_plugin.features.claims.settings import ClaimSettings
 from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_claims
+from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:

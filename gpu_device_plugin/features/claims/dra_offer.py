@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import any_of, together, wait_within
 from gpu_device_plugin.aio.worker import Backoff
-from gpu_device_plugin.cluster.client.errors import ApiError, ConflictError, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import NODES, read_metadata, version_number
-from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
-from gpu_device_plugin.cluster.store import Store
 from gpu_device_plugin.features.claims.claim_objects import GROUP, SLICES, read_slice
 from gpu_device_plugin.features.claims.contract import DRIVER, device_name
 from gpu_device_plugin.features.claims.rules.devices import Order, SliceInputs, devices, plain_devices, reordered
 from gpu_device_plugin.features.claims.rules.pool import Content, Present, contents, dropped, writes
 from gpu_device_plugin.features.eviction.settings import GpuFailureSettings
+from gpu_device_plugin.kubernetes.client.errors import ApiError, ConflictError, ForbiddenError, NotFoundError
+from gpu_device_plugin.kubernetes.objects.decoding import NODES, read_metadata, version_number
+from gpu_device_plugin.kubernetes.reflector import Reflector, ReflectorTiming
+from gpu_device_plugin.kubernetes.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpu_device_plugin.cluster.client.answers import ApiAnswer
+    from gpu_device_plugin.kubernetes.client.answers import ApiAnswer
     from gpu_device_plugin.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import wait_within
-from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.features.claims.dra_driver import DraDriver
 from gpu_device_plugin.node.extension import NodeFeature
 from gpu_device_plugin.node.rules.serving_mode import Serving, ServingMode
+from gpu_device_plugin.report.rules.printing import first
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

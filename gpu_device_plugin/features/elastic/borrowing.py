@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import wait_within
-from gpu_device_plugin.core.report.text.use_texts import borrowed, duration, misdirected, ultimatum, waits
 from gpu_device_plugin.features.elastic.contract import MemoryFile, MemoryRequests, is_elastic
 from gpu_device_plugin.features.elastic.memory_files import MemoryFiles
 from gpu_device_plugin.features.elastic.rules.reclaiming import (
     ReclaimState,
     allowed_now,
+    borrowed,
     memory_files,
+    misdirected,
     owners_limits,
     shortage_mib,
+    ultimatum,
     uses_now,
+    waits,
 )
 from gpu_device_plugin.features.elastic.settings import ElasticSettings
 from gpu_device_plugin.features.eviction.evictor import Evictor
@@ -34,6 +37,7 @@ from gpu_device_plugin.model.shares import parse_id
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.node.extension import NodeFeature
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
+from gpu_device_plugin.report.rules.printing import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

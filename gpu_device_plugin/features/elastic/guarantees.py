@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.aio.waiting import in_thread
 from gpu_device_plugin.aio.worker import Worker
-from gpu_device_plugin.features.elastic.contract import Allowance, PodGuarantees, write_answer
+from gpu_device_plugin.features.elastic.contract import Allowance, PodGuarantees
 from gpu_device_plugin.features.elastic.rules.reservations import (
     UNDECIDED,
     answer,
@@ -23,6 +23,7 @@ from gpu_device_plugin.features.elastic.rules.reservations import (
 )
 from gpu_device_plugin.kubelet.statefile import LONGEST_DOCUMENT, StateFile
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD
+from gpu_device_plugin.model.contract.reservations import write_answer
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.node.extension import NodeFeature
 from gpu_device_plugin.node.rules.ledger import Ledger, Reservation
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
 
-    from gpu_device_plugin.features.elastic.contract import Answer
     from gpu_device_plugin.features.elastic.rules.reservations import Elastic, Growth
+    from gpu_device_plugin.model.contract.reservations import Answer
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.rules.ledger import ContainerKey, Reservations

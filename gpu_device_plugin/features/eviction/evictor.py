@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.worker import Backoff, Worker
-from gpu_device_plugin.core.report.text.use_texts import duration
 from gpu_device_plugin.features.eviction.rules import failures, lasting, leaving, next_victims, on_failed
 from gpu_device_plugin.features.eviction.settings import EvictionSettings, GpuFailureSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.node.extension import NodeFeature
 from gpu_device_plugin.node.rules.gpu_health import with_cards
+from gpu_device_plugin.report.rules.printing import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    # At run time only where a pod is evicted: 1 MiB that an agent without API access, which evicts none, does not pay.
-    from gpu_device_plugin.cluster.writers.evictions import Eviction, EvictionOutcome
     from gpu_device_plugin.features.eviction.rules import Candidate, Failed
+
+    # At run time only where a pod is evicted: 1 MiB that an agent without API access, which evicts none, does not pay.
+    from gpu_device_plugin.kubernetes.writers.evictions import Eviction, EvictionOutcome
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
@@ -158,7 +159,7 @@ class Evictor(NodeFeature):
             del self._orders[order.pod.uid]
 
     def _settle(self, order: _Order, answer: Eviction) -> None:
-        from gpu_device_plugin.cluster.writers.evictions import EvictionOutcome  # noqa: PLC0415 - see above
+        from gpu_device_plugin.kubernetes.writers.evictions import EvictionOutcome  # noqa: PLC0415 - see above
 
         pod = order.pod
         if answer.outcome is EvictionOutcome.EVICTED:

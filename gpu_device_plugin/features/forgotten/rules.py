@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.report.text.printing import first
 from gpu_device_plugin.model.allocations import AllocationSource
+from gpu_device_plugin.report.rules.printing import first
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

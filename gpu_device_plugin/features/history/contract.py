@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from gpu_device_plugin.features.use.contract import NodeUse  # noqa: TC001 - msgspec looks them up
+from gpu_device_plugin.model.contract.node_use import NodeUse  # noqa: TC001 - msgspec looks them up
 from gpu_device_plugin.model.telemetry import GpuTelemetry  # noqa: TC001 - as above
 
 HISTORY_PATH = "/history/"
@@ -24,8 +24,6 @@ STEPS = 240
 """Values of a series."""
 LAST_HOUR = "the last hour"
 """The time that a node remembers, for people."""
-LARGEST_HISTORY = 4 << 20
-"""Bytes of an answer: 300 containers of one GPU take some 2 MB."""
 LARGEST_INCIDENT = 512 << 10
 """Bytes of an incident's file, and of its answer."""
 

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.http import Request
     from gpu_device_plugin.features.history.contract import IncidentSummary
     from gpu_device_plugin.features.history.rules.ring import Selection
-    from gpu_device_plugin.features.use.contract import NodeUse
     from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
+    from gpu_device_plugin.model.contract.node_use import NodeUse
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn, cast
 
 import msgspec
@@ -14,25 +13,27 @@ import msgspec
 from gpu_device_plugin.aio.http import JSON, Page, Route
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import Attempts, wait_within
-from gpu_device_plugin.features.history.contract import HISTORY_PATH, LARGEST_HISTORY, STEP_S, STEPS
-from gpu_device_plugin.features.history.rules.ring import GpuSample, Ring, pcie_percent
+from gpu_device_plugin.features.history.contract import HISTORY_PATH, STEP_S, STEPS
+from gpu_device_plugin.features.history.rules.ring import GpuSample, Ring, condition_gauges, pcie_percent
 from gpu_device_plugin.features.history.settings import HistorySettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
+from gpu_device_plugin.model.contract.keys import LARGEST_ANSWER
 from gpu_device_plugin.node.extension import NodeFeature
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gpu_device_plugin.aio.http import Request
-    from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.features.history.contract import ContainerHistory
     from gpu_device_plugin.features.history.rules.ring import Selection
     from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
+    from gpu_device_plugin.model.gauges import Gauges
     from gpu_device_plugin.model.telemetry import GpuTelemetry
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
+    from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -65,8 +66,8 @@ class History(NodeFeature):
     def routes(self) -> tuple[Route, ...]:  # noqa: D102
         return (Route("GET", HISTORY_PATH, self._answer),)
 
-    def measured(self, metrics: NodeMetrics) -> NodeMetrics:  # noqa: D102
-        return replace(metrics, telemetry=self.telemetry.value)
+    def measured(self, metrics: NodeMetrics) -> Gauges:  # noqa: D102
+        return condition_gauges(metrics, self.telemetry.value)
 
     @property
     def _groups(self) -> Sequence[str]:
@@ -150,7 +151,7 @@ class History(NodeFeature):
             selection, why = self._selected(request.rest, 60.0 * int(minutes))
             if selection is None:
                 return _no(why)
-            content = await asyncio.to_thread(encoded, selection, time.time() - self.clock(), LARGEST_HISTORY)
+            content = await asyncio.to_thread(encoded, selection, time.time() - self.clock(), LARGEST_ANSWER)
             return Page(content, content_type=JSON)
 
     def _selected(self, rest: str, last_s: float) -> tuple[Selection | None, str]:

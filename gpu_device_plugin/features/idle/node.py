@@ -6,7 +6,6 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.report.text.use_texts import duration
 from gpu_device_plugin.features.idle.rules import Idleness
 from gpu_device_plugin.features.idle.settings import IdleSettings
 from gpu_device_plugin.features.use.node import Use
@@ -14,6 +13,7 @@ from gpu_device_plugin.features.use.rules.use_report import longest_pause_s
 from gpu_device_plugin.model.contract.keys import IDLE_SINCE
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.node.extension import NodeFeature
+from gpu_device_plugin.report.rules.printing import duration
 
 if TYPE_CHECKING:
     from gpu_device_plugin.features.use.rules.process_use import UseReading

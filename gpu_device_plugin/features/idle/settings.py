@@ -1,4 +1,4 @@
-"""The settings of idle pods."""
+"""The settings of idle pods, of the agent and of the extender."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.use.settings import UseSettings
 from gpu_device_plugin.settings.forms import duration, number
-from gpu_device_plugin.settings.knobs import SettingsError, knob
+from gpu_device_plugin.settings.knobs import Settings, SettingsError, knob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,3 +37,15 @@ class IdleSettings(UseSettings):
                 "interval, or set idle_after to 0s",
                 ("idle_after", "usage_interval"),
             )
+
+
+class IdleActionSettings(Settings):
+    """What is done with pods that leave their GPUs idle."""
+
+    idle_warning_s: float = knob(
+        "10m",
+        duration(zero=True),
+        "How long a pod that leaves its GPUs idle is warned before it is evicted or its workload scaled to zero, where "
+        "the annotation gpu-device-plugin/when-idle of the pod or its namespace says so.",
+        live=True,
+    )

@@ -13,7 +13,8 @@ from gpu_device_plugin.features.limits.rules.limit_grants import (
     wrong_text,
 )
 from gpu_device_plugin.node.rules.container_grants import Mount
-from gpu_device_plugin.settings.knobs import SettingsError, nearest, refuse
+from gpu_device_plugin.report.rules.printing import nearest
+from gpu_device_plugin.settings.knobs import SettingsError, refuse
 from gpu_device_plugin.settings.sources import composed
 
 if TYPE_CHECKING:

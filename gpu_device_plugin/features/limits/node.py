@@ -21,6 +21,7 @@ from gpu_device_plugin.features.limits.verification import Verification
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.file_link import FileLink
 from gpu_device_plugin.kubelet.procfs import boot_time
+from gpu_device_plugin.model.gauges import Gauge
 from gpu_device_plugin.node.extension import NodeFeature
 
 if TYPE_CHECKING:
@@ -29,16 +30,19 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import NoReturn
 
-    from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome
     from gpu_device_plugin.model.allocations import Place
+    from gpu_device_plugin.model.gauges import Gauges
     from gpu_device_plugin.model.limits import LimitMeans
     from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.rules.admission import Refusal
+    from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 
 _log = logging.getLogger(__name__)
+
+LIMIT_STATES = Gauge("gpushare_limit_states", "Memory limits of running containers by what was read back.", ("state",))
 
 
 @dataclass(eq=False, repr=False)
@@ -152,5 +156,5 @@ class Limits(NodeFeature):
             tasks.append(self.link.run())
         return tasks
 
-    def measured(self, metrics: NodeMetrics) -> NodeMetrics:  # noqa: D102
-        return replace(metrics, limit_states=self.verification.counts)
+    def measured(self, metrics: NodeMetrics) -> Gauges:  # noqa: ARG002, D102
+        return [(LIMIT_STATES, [((held,), count) for held, count in self.verification.counts.items()])]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.waiting import Attempts
 from gpu_device_plugin.aio.worker import Worker
-from gpu_device_plugin.core.report.text.printing import printable
 from gpu_device_plugin.features.limits.rules import running_limits as rules
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.model.limits import LimitStatus
+from gpu_device_plugin.report.rules.printing import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

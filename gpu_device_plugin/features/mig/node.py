@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.mig.rules import INSTANCE, instances_by_pod, stranded, write_instances
+from gpu_device_plugin.features.mig.rules import INSTANCE, instances_by_pod, stranded
 from gpu_device_plugin.model.contract.keys import INSTANCES
+from gpu_device_plugin.model.contract.promises import write_instances
 from gpu_device_plugin.node.extension import NodeFeature
 
 if TYPE_CHECKING:

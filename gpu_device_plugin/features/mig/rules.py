@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.contract.keys import INSTANCES, LONGEST, MalformedAnnotationError, compact, too_long
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import parse_id
 
@@ -79,36 +76,3 @@ def stranded(
 
 
 # --- The annotation by which people and their tools see the instances of a pod ----------------------------------------
-
-_INSTANCE = re.compile(r"MIG-[0-9A-Za-z/-]{1,92}", re.ASCII)
-"""A UUID of NVML, of older drivers too: ``MIG-GPU-<UUID>/<GPU instance>/<compute instance>``."""
-
-
-def write_instances(instances: Mapping[str, Collection[str]]) -> str:
-    """Return the annotation `INSTANCES` for the UUIDs of each container's instances, by its name.
-
-    Containers without instances are left out. A text that no reader would accept, because it is too long, becomes
-    ``{}``.
-    """
-    text = compact({name: sorted(uuids) for name, uuids in sorted(instances.items()) if uuids})
-    return "{}" if too_long(INSTANCES, text) else text
-
-
-def read_instances(text: str) -> Mapping[str, tuple[str, ...]]:
-    """Parse the annotation `INSTANCES` of a pod: the UUIDs of each container's instances, by its name.
-
-    Raises:
-        MalformedAnnotationError: the value is too long, or not what `write_instances` writes.
-    """
-    if too_long(INSTANCES, text):
-        raise MalformedAnnotationError(f"{INSTANCES} is longer than {LONGEST[INSTANCES]} characters")
-    try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise MalformedAnnotationError(f"{INSTANCES} is not JSON") from error
-    if not isinstance(parsed, dict) or not all(
-        isinstance(uuids, list) and all(isinstance(uuid, str) and _INSTANCE.fullmatch(uuid) for uuid in uuids)
-        for uuids in parsed.values()
-    ):
-        raise MalformedAnnotationError(f'{INSTANCES} is not of the form {{"container": ["MIG-..."]}}')
-    return {name: tuple(uuids) for name, uuids in parsed.items()}

@@ -17,6 +17,7 @@ from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.file_link import FileLink
 from gpu_device_plugin.kubelet.procfs import boot_time
+from gpu_device_plugin.model.gauges import Gauge
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.extension import NodeFeature
@@ -27,16 +28,17 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from typing import Any, NoReturn
 
-    from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement
     from gpu_device_plugin.features.limits.rules.limit_grants import Part
     from gpu_device_plugin.features.mps.contract import MpsGpu
     from gpu_device_plugin.model.allocations import Allocation
+    from gpu_device_plugin.model.gauges import Gauges
     from gpu_device_plugin.model.gpus import Gpu
     from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, StartRequest, Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
     from gpu_device_plugin.node.rules.container_grants import Grant
+    from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +50,10 @@ _MOST_GRANTED = 4_000
 _POLL_S = 0.5
 _POLL_WAITED_FOR_S = 0.1
 """Seconds between two looks at the supervisor's file, and the same while a container waits for a change in it."""
+
+MPS_READY = Gauge(
+    "gpushare_mps_ready", "1 while the MPS daemon that containers on the GPU need serves new ones.", ("gpu",)
+)
 
 
 class Mps(NodeFeature):
@@ -165,8 +171,8 @@ class Mps(NodeFeature):
             self.asked_for = asked
             self._worker.wake()
 
-    def measured(self, metrics: NodeMetrics) -> NodeMetrics:  # noqa: D102
-        return replace(metrics, mps=self.ready)
+    def measured(self, metrics: NodeMetrics) -> Gauges:  # noqa: ARG002, D102
+        return [(MPS_READY, [((uuid,), ready) for uuid, ready in self.ready.items()])]
 
     def tasks(self) -> Tasks:  # noqa: D102
         return [self.run()]

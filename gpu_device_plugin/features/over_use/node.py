@@ -4,31 +4,41 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.core.report.text.use_texts import annotation, event_note, outlook, use_of
 from gpu_device_plugin.features.eviction.evictor import Evictor
-from gpu_device_plugin.features.over_use.rules import OverUseRules, Response, Watch
+from gpu_device_plugin.features.over_use.rules import (
+    OverUseRules,
+    Response,
+    Watch,
+    annotation,
+    event_note,
+    outlook,
+    use_of,
+)
 from gpu_device_plugin.features.over_use.settings import OverUseSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.model.contract.keys import OVER_USE
+from gpu_device_plugin.model.gauges import Gauge
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.node.extension import NodeFeature
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.core.report.gauges import NodeMetrics
     from gpu_device_plugin.features.over_use.rules import Excess
     from gpu_device_plugin.features.use.rules.process_use import UseReading
     from gpu_device_plugin.model.allocations import Place
+    from gpu_device_plugin.model.gauges import Gauges
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
+    from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 
 _log = logging.getLogger(__name__)
+
+CONTAINERS_OVER = Gauge("gpushare_containers_over", "Containers that use more GPU memory than they were granted.")
 
 
 class OverUse(NodeFeature):
@@ -52,8 +62,8 @@ class OverUse(NodeFeature):
     def tasks(self) -> Tasks:  # noqa: D102
         return [self._use.reading.follow(self.act_on)]
 
-    def measured(self, metrics: NodeMetrics) -> NodeMetrics:  # noqa: D102
-        return replace(metrics, containers_over=len(self.excesses))
+    def measured(self, metrics: NodeMetrics) -> Gauges:  # noqa: ARG002, D102
+        return [(CONTAINERS_OVER, [((), len(self.excesses))])]
 
     def act_on(self, reading: UseReading) -> None:
         """Act on a reading, if it is newer than the last one."""

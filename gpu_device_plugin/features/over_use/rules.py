@@ -16,7 +16,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.elastic.rules.reclaiming import shortage_mib
-from gpu_device_plugin.features.eviction.rules import Candidate
+from gpu_device_plugin.features.eviction.rules import Candidate, spared
+from gpu_device_plugin.report.rules.printing import duration, first, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -161,3 +162,46 @@ def _untold(uuid: str, reading: UseReading) -> bool:
     nothing is used there.
     """
     return bool(reading.blind) or reading.used_mib.get(uuid, 0) is None
+
+
+MOST_TOLD = 4
+"""The most containers in the sentence about one pod."""
+
+
+# --- What an agent writes on a pod that exceeds -----------------------------------------------------------------------
+
+
+def outlook(excess: Excess, response: Response) -> str:
+    """Return what will happen to the pod, as a clause. It does not depend on what others use at the moment."""
+    if response is Response.REPORT:
+        return "this is only reported (setting over_use)"
+    if response is Response.SUSPENDED:
+        return "nobody is evicted while another plugin hands out GPUs of this node"
+    if why := spared(excess.pod):
+        return f"it is not evicted: {why}"
+    if excess.pod is not None and excess.pod.deleting:
+        return "the pod is ending"
+    if response is Response.EVICT:
+        return "the pod is evicted, one of its GPU at a time"
+    return "the pod is evicted as soon as the GPU has too little free memory for what others were granted"
+
+
+def use_of(excess: Excess, gpu: str) -> str:
+    """Return the numbers, as a clause; `gpu` is the GPU as people call it, like ``GPU 0``."""
+    container = f"container {printable(excess.place[1])}" if excess.place[1] else "a container"
+    granted = f"was given {excess.granted_mib:,} MiB" if excess.granted_mib else "was not given that GPU"
+    if excess.limit_mib is not None:
+        granted = f"may use up to {excess.limit_mib:,} MiB"
+    return f"{container} uses {excess.used_mib:,} MiB of {gpu}, {granted}"
+
+
+def event_note(excess: Excess, gpu: str, now: float, response: Response) -> str:
+    """Return the note of the Event about one container; `now` in monotonic seconds."""
+    return f"{use_of(excess, gpu)}, for {duration(now - excess.since)}; {outlook(excess, response)}"
+
+
+def annotation(told: Iterable[tuple[Excess, str, str]], response: Response) -> str:
+    """Return the sentence about one pod: for each of its containers the excess, its GPU and RFC 3339 since when."""
+    told = sorted(told, key=lambda each: (-each[0].excess_mib, each[0].place))
+    parts = [f"{use_of(excess, gpu)}, since {since}" for excess, gpu, since in told]
+    return f"{first(parts, MOST_TOLD, '; ')}; {outlook(told[0][0], response)}"

@@ -5,20 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.http import JSON, Page, page_at
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import Attempts, together
 from gpu_device_plugin.aio.worker import Worker
-from gpu_device_plugin.features.use.contract import SERVED, USE_PATH, write_node_use
 from gpu_device_plugin.features.use.rules.container_gpus import container_gpus, no_limits
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ, UseReading, attribute, blindness
-from gpu_device_plugin.features.use.rules.use_report import SELDOM_S, SOON_S, due_in_s, fresh, names, node_use
+from gpu_device_plugin.features.use.rules.use_report import (
+    SELDOM_S,
+    SOON_S,
+    due_in_s,
+    fresh,
+    names,
+    node_use,
+    use_gauges,
+)
 from gpu_device_plugin.features.use.settings import UseSettings
 from gpu_device_plugin.kubelet.procfs import ProcessOwners, boot_time, in_nodes_namespace
 from gpu_device_plugin.model.contract.keys import NODE_USE
+from gpu_device_plugin.model.contract.node_use import SERVED, USE_PATH, write_node_use
 from gpu_device_plugin.node.extension import NodeFeature
 
 if TYPE_CHECKING:
@@ -26,16 +33,17 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from gpu_device_plugin.aio.http import Route
-    from gpu_device_plugin.core.report.gauges import NodeMetrics
-    from gpu_device_plugin.features.use.contract import NodeUse
     from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus, LimitsOf
     from gpu_device_plugin.features.use.rules.use_report import AskedToReturn, Names
     from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
     from gpu_device_plugin.model.allocations import Place
+    from gpu_device_plugin.model.contract.node_use import NodeUse
+    from gpu_device_plugin.model.gauges import Gauges
     from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.model.telemetry import GpuReading
     from gpu_device_plugin.node.extension import Tasks
     from gpu_device_plugin.node.feature_context import NodeContext
+    from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -189,8 +197,8 @@ class UseReports(NodeFeature):
     def routes(self) -> list[Route]:  # noqa: D102
         return [page_at(USE_PATH, self.page)]
 
-    def measured(self, metrics: NodeMetrics) -> NodeMetrics:  # noqa: D102
-        return replace(metrics, use=self.now())
+    def measured(self, metrics: NodeMetrics) -> Gauges:  # noqa: D102
+        return use_gauges(metrics, self.now())
 
     def now(self) -> NodeUse:
         """Return the report of this moment: without figures while they are not read."""

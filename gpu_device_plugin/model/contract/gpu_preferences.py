@@ -34,7 +34,7 @@ def _words(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuPreferences:
+class GpuSelector:
     """The preferences in the annotations of one pod."""
 
     use_models: tuple[str, ...] = ()
@@ -76,10 +76,10 @@ class GpuPreferences:
         return bool(self.use_models or self.avoid_models or self.use_uuids or self.avoid_uuids)
 
     @property
-    def of_models(self) -> GpuPreferences:
+    def of_models(self) -> GpuSelector:
         """The same wishes for models, and no others."""
         others = self.use_uuids or self.avoid_uuids or self.gpu_policy or self.node_policy
-        return GpuPreferences(self.use_models, self.avoid_models) if others else self
+        return GpuSelector(self.use_models, self.avoid_models) if others else self
 
     def allow_model(self, model: str) -> bool:
         """Return whether the pod may have GPUs of a model, which is empty on a node that does not name its GPUs.
@@ -106,16 +106,16 @@ class GpuPreferences:
         )
 
 
-NO_PREFERENCES = GpuPreferences()
+NO_PREFERENCES = GpuSelector()
 
 
-def read_preferences(annotations: Mapping[str, str]) -> GpuPreferences:
+def read_preferences(annotations: Mapping[str, str]) -> GpuSelector:
     """Parse the wishes in a pod's annotations.
 
     Raises:
         MalformedAnnotationError: one of ours cannot be parsed; a guess could give the pod the wrong GPU.
     """
-    preferences = GpuPreferences(
+    preferences = GpuSelector(
         use_models=_list(annotations, USE_MODEL),
         avoid_models=_list(annotations, AVOID_MODEL),
         use_uuids=frozenset(_list(annotations, USE_UUID)),

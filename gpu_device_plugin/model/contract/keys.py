@@ -148,7 +148,7 @@ NODE_LIMITS = "gpu-device-plugin/limits"
 """Label: how the memory limits of this node are enforced (`model.limits.Enforcement`), the weakest of its GPUs'.
 Annotation: the means of each GPU with its reason, as JSON (`nodelabels`)."""
 NODE_USE = "gpu-device-plugin/use"
-"""Annotation: who uses what on the node's GPUs, as JSON (`features.use.contract`)."""
+"""Annotation: who uses what on the node's GPUs, as JSON (`model.contract.node_use`)."""
 GPU_CONDITION = "GPUHealthy"
 """The type of the node condition that the agent keeps where the setting `node_condition` asks for it."""
 AGENT_LABELS = tuple(
@@ -254,3 +254,11 @@ def text_in(fields: Mapping[str, Any], key: str) -> str:
     value = fields.get(key)
     # JSON can hold lone surrogates, which answers in UTF-8 cannot.
     return value if isinstance(value, str) and value.isprintable() else ""
+
+
+AGENT_NAMESPACE = "gpushare"
+"""The namespace of our manifests."""
+
+
+LARGEST_ANSWER = 4 << 20
+"""Bytes of an answer: 300 containers of one GPU take some 2 MB."""

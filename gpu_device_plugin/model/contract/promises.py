@@ -7,6 +7,7 @@ their number is kube-scheduler's affair, and the choice of them the kubelet's.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from gpu_device_plugin.model.contract.keys import (
     DEV,
     IDX,
     INIT_ALLOCATION,
+    INSTANCES,
     LONGEST,
     LONGEST_OF_CONTAINER,
     PLACES,
@@ -30,7 +32,7 @@ from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.model.pods import Container, Pod
     from gpu_device_plugin.model.resources import Resource
@@ -265,3 +267,37 @@ def _kept(
         if name in names and (shares.keys() != gpus.keys() or (kind is Kind.MEMORY and shares != gpus)):
             return False
     return True
+
+
+_INSTANCE = re.compile(r"MIG-[0-9A-Za-z/-]{1,92}", re.ASCII)
+"""A UUID of NVML, of older drivers too: ``MIG-GPU-<UUID>/<GPU instance>/<compute instance>``."""
+
+
+def write_instances(instances: Mapping[str, Collection[str]]) -> str:
+    """Return the annotation `INSTANCES` for the UUIDs of each container's instances, by its name.
+
+    Containers without instances are left out. A text that no reader would accept, because it is too long, becomes
+    ``{}``.
+    """
+    text = compact({name: sorted(uuids) for name, uuids in sorted(instances.items()) if uuids})
+    return "{}" if too_long(INSTANCES, text) else text
+
+
+def read_instances(text: str) -> Mapping[str, tuple[str, ...]]:
+    """Parse the annotation `INSTANCES` of a pod: the UUIDs of each container's instances, by its name.
+
+    Raises:
+        MalformedAnnotationError: the value is too long, or not what `write_instances` writes.
+    """
+    if too_long(INSTANCES, text):
+        raise MalformedAnnotationError(f"{INSTANCES} is longer than {LONGEST[INSTANCES]} characters")
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MalformedAnnotationError(f"{INSTANCES} is not JSON") from error
+    if not isinstance(parsed, dict) or not all(
+        isinstance(uuids, list) and all(isinstance(uuid, str) and _INSTANCE.fullmatch(uuid) for uuid in uuids)
+        for uuids in parsed.values()
+    ):
+        raise MalformedAnnotationError(f'{INSTANCES} is not of the form {{"container": ["MIG-..."]}}')
+    return {name: tuple(uuids) for name, uuids in parsed.items()}

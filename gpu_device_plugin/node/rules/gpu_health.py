@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.core.report.text.printing import shortened
 from gpu_device_plugin.node.rules.xids import UNKNOWN, XIDS, Verdict
+from gpu_device_plugin.report.rules.printing import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -23,8 +23,8 @@ from gpu_device_plugin.settings.sources import settings_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from gpu_device_plugin.feature_list import FeatureSpec
     from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.node.feature_context import FeatureSpec
     from gpu_device_plugin.programs.agent.profile import ProfileChoice
     from gpu_device_plugin.settings.node import NodeSettings
     from gpu_device_plugin.settings.sources import Sources, Texts

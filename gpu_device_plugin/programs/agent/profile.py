@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.aio.worker import Backoff
-from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.client.errors import ApiError
-from gpu_device_plugin.cluster.writers.events import EventWriter, about_node
-from gpu_device_plugin.cluster.writers.own_node import OwnNode
+from gpu_device_plugin.kubernetes.client.api_client import Client
+from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.kubernetes.writers.events import EventWriter, about_node
+from gpu_device_plugin.kubernetes.writers.own_node import OwnNode
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.node.node_publisher import Cleanup
 from gpu_device_plugin.probes import serving_probes
@@ -21,8 +21,8 @@ from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.sources import settings_for
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.cluster.client.config import ClusterConfig
     from gpu_device_plugin.kubelet.statefile import StateFile
+    from gpu_device_plugin.kubernetes.client.config import ClusterConfig
     from gpu_device_plugin.settings.node import NodeSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from gpu_device_plugin.core.cost import GIVEN, MEMORY, Period, account
-from gpu_device_plugin.core.report.tables.cost_forms import (
+from gpu_device_plugin.commandline import FAILED, OK, say, show, width
+from gpu_device_plugin.features.cost.report import (
     By,
     Costs,
     NoRateError,
@@ -25,12 +25,9 @@ from gpu_device_plugin.core.report.tables.cost_forms import (
     focus_csv,
     rows,
 )
-from gpu_device_plugin.core.report.text.columns import Line
-from gpu_device_plugin.core.report.text.printing import counted, first
-from gpu_device_plugin.core.report.text.use_texts import duration
+from gpu_device_plugin.features.cost.rules import GIVEN, MEMORY, Period, account
 from gpu_device_plugin.model.times import epoch_s, rfc3339, seconds
-from gpu_device_plugin.programs.commandline import FAILED, OK, say, show, width
-from gpu_device_plugin.programs.cost.samples import (
+from gpu_device_plugin.programs.cost.prometheus import (
     Prometheus,
     SamplesError,
     checked,
@@ -38,13 +35,15 @@ from gpu_device_plugin.programs.cost.samples import (
     header,
     matchers,
 )
+from gpu_device_plugin.report.rules.columns import Line
+from gpu_device_plugin.report.rules.printing import counted, duration, first
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping, Sequence
 
-    from gpu_device_plugin.core.cost import Account, Series
+    from gpu_device_plugin.features.cost.rules import Account, Series
 
 T = TypeVar("T")
 

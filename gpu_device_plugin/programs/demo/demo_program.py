@@ -9,8 +9,8 @@ import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.kubernetes.client.api_client import Client
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES, WITH_PAGE
 from gpu_device_plugin.programs.demo.stage import DemoStage, no_pause
 from gpu_device_plugin.programs.demo.story import DemoPage, Story

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.core.report.text.printing import counted
 from gpu_device_plugin.model.contract.variables import LIMITS, MEMORY_LIMIT, VISIBLE_DEVICES
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.memory import format_mib
@@ -18,6 +17,7 @@ from gpu_device_plugin.programs.demo.memory_scenes import (
     run_short,
     show_excess,
 )
+from gpu_device_plugin.report.rules.printing import counted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

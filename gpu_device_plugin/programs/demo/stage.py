@@ -10,10 +10,10 @@ from enum import StrEnum
 from textwrap import wrap
 from typing import TYPE_CHECKING, TextIO
 
+from gpu_device_plugin.commandline import encodes
 from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.model.shares import parse_id
-from gpu_device_plugin.programs.commandline import encodes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping

@@ -16,22 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.client.api_client import Client, Timing
-from gpu_device_plugin.cluster.client.config import ClusterConfigError, config_if_any
-from gpu_device_plugin.cluster.client.errors import ApiError, Call
-from gpu_device_plugin.cluster.writers.own_node import OwnNode
-from gpu_device_plugin.core.report.finding import Unknown, examine, exit_code, report
-from gpu_device_plugin.core.report.findings.node_checks import CHECKS
-from gpu_device_plugin.core.report.findings.symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles, node_seen
+from gpu_device_plugin.commandline import show
 from gpu_device_plugin.features.claims.claim_objects import GROUP
 from gpu_device_plugin.features.conflicts.rules import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
-from gpu_device_plugin.features.conflicts.settings import ConflictSettings
 from gpu_device_plugin.features.elastic.settings import ElasticSettings
 from gpu_device_plugin.features.eviction.settings import GpuFailureSettings
 from gpu_device_plugin.features.history.settings import HistorySettings
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
 from gpu_device_plugin.features.limits.settings import LimitSettings
-from gpu_device_plugin.features.mps.contract import STATE_FILE
 from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.features.over_use.settings import OverUseSettings
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
@@ -47,6 +39,10 @@ from gpu_device_plugin.kubelet.sockets import (
     listened_to,
 )
 from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
+from gpu_device_plugin.kubernetes.client.api_client import Client, Timing
+from gpu_device_plugin.kubernetes.client.config import ClusterConfigError, config_if_any
+from gpu_device_plugin.kubernetes.client.errors import ApiError, Call
+from gpu_device_plugin.kubernetes.writers.own_node import OwnNode
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.mig import MigMode
@@ -54,8 +50,10 @@ from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
 from gpu_device_plugin.node.rules.node_config import mig_mode
 from gpu_device_plugin.node.rules.serving_mode import ServingMode
-from gpu_device_plugin.programs.commandline import show
 from gpu_device_plugin.programs.doctor import node_reading
+from gpu_device_plugin.programs.doctor.rules.node_checks import CHECKS
+from gpu_device_plugin.programs.doctor.rules.symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles, node_seen
+from gpu_device_plugin.report.rules.finding import Unknown, examine, exit_code, report
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
@@ -218,44 +216,29 @@ async def examined(
         api = tasks.create_task(_api(settings, where), name="API server")
     (view, telemetry), seen = driver.result(), api.result()
     folder, root = settings.device_plugin_dir, where.host_root
-    invented, limits, mps_dir = settings.gpus != "nvml", settings.of(LimitSettings), settings.of(MpsSettings).mps_dir
+    mps_dir = settings.of(MpsSettings).mps_dir
     mps, mps_left = node_reading.mps_state((root or Path("/")) / mps_dir.relative_to("/"))
-    device_nodes, unlinked = ({}, ()) if invented else _device_nodes(where, view.inventory)
+    device_nodes, unlinked = ({}, ()) if settings.gpus != "nvml" else _device_nodes(where, view.inventory)
     allocations, checkpoint_problem = checkpoint_read(settings)
-    names = {resource.kind: resource.name for resource in settings.managed}
     labels, engine = ({}, "") if isinstance(seen, Unknown) else (seen.node.labels, seen.node.runtime)
     instances = (gpu.instance for gpu in view.inventory.gpus if gpu.instance is not None and gpu.instance.alone)
     one_by_one = mig_mode(settings.mig, labels.get(MIG_LABEL, "")) is MigMode.WHOLE
     names_of_mig = sorted({instance.profile for instance in instances}) if one_by_one else ()
     resources = (*settings.offered, *(Resource.of_profile(name, settings.domain_of_mig) for name in names_of_mig))
     return NodeSymptoms(
+        settings=settings,
         resources=resources,
-        memory_resource=names[Kind.MEMORY],
-        count_resource=names[Kind.COUNT],
-        share_mib=settings.share_size_mib,
         share_mib_in_force=StateFile(folder, SHARE_SIZE).number(),
-        reserve_mib=settings.reserve_mib,
-        unified_mib=settings.unified_memory_mib,
-        exclude_gpus=settings.exclude_gpus,
-        mig=settings.mig,
         mig_present={
             gpu.uuid: sum(1 for _ in (root or Path("/")).glob(f"{_CAPABILITIES}/gpu{gpu.minor}/mig/gi*"))
             for gpu in view.inventory.gpus
             if gpu.mig
         },
-        devices=settings.devices,
-        cdi_kind=settings.cdi_kind,
-        allow_other_plugins=settings.of(ConflictSettings).allow_other_plugins,
-        invented=invented,
         in_container=where.in_container,
         profiles=profiles,
-        limits=limits.limits,
-        limits_fallback=limits.limits_fallback,
-        extra_grant=limits.extra_grant is not None,
-        extra_grant_problem=_problem(partial(read_extra_grant, limits.extra_grant), UsageError),
+        extra_grant_problem=_problem(partial(read_extra_grant, settings.of(LimitSettings).extra_grant), UsageError),
         mps=mps,
         mps_left=mps_left,
-        mps_state_file=str(mps_dir / STATE_FILE),
         inventory=view.inventory,
         driver_problem="" if view.state is State.WATCHING else view.sentence,
         unhealthy={
@@ -269,7 +252,6 @@ async def examined(
         toolkit=_HIDDEN if root is None else node_reading.toolkit(root, run=root == Path("/")),
         obeys_images=_HIDDEN if root is None else node_reading.obeys_images(root),
         cgroup=node_reading.cgroup(root or Path("/")),
-        directory=str(folder),
         directory_problem=_problem(partial(check_directory, folder), DirectoryError),
         kubelet_listens=is_listened_to(folder / KUBELET_SOCKET),
         pod_resources_problem=held.result(),
@@ -285,7 +267,6 @@ async def examined(
         agent=agent.result(),
         agents_running=agents_running,
         api=seen,
-        node_name=settings.node_name,
     )
 
 

@@ -9,31 +9,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from gpu_device_plugin.cluster.client.errors import ApiError
-from gpu_device_plugin.cluster.objects.decoding import (
+from gpu_device_plugin.features.claims.claim_objects import CLAIMS, GROUP, SLICES, read_slice, readable_claims
+from gpu_device_plugin.features.claims.contract import DRIVER
+from gpu_device_plugin.features.conflicts.rules import sightings
+from gpu_device_plugin.features.history.commands import histories
+from gpu_device_plugin.kubernetes.agent_reader import AGENT_LABELS
+from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.kubernetes.objects.api_objects import ApiObject, Condition, ConfigMap, Container, Named, PodSpec
+from gpu_device_plugin.kubernetes.objects.decoding import (
     LEASES,
     NodeReader,
     ObjectKind,
     ObjectMeta,
     PodReader,
     UnreadableObjectError,
+    decoded,
 )
-from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
-from gpu_device_plugin.core.report.findings.component_checks import group_of
-from gpu_device_plugin.core.report.findings.symptoms import (
-    ClusterSymptoms,
-    Karpenter,
-    Lease,
-    NodeSeen,
-    PartSeen,
-    PodSeen,
-    node_seen,
-)
-from gpu_device_plugin.core.report.leftovers import mig_resources
-from gpu_device_plugin.features.claims.claim_objects import CLAIMS, GROUP, SLICES, read_slice
-from gpu_device_plugin.features.claims.contract import DRIVER
-from gpu_device_plugin.features.conflicts.rules import sightings
 from gpu_device_plugin.model.contract.keys import (
+    AGENT_NAMESPACE,
     ASSUME_TIME,
     ELASTIC,
     POD_ANNOTATIONS,
@@ -46,27 +39,26 @@ from gpu_device_plugin.model.contract.variables import VISIBLE_DEVICES
 from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.times import epoch_s
-from gpu_device_plugin.programs.inspect.node_history import histories
-from gpu_device_plugin.programs.kubectl import unread
-from gpu_device_plugin.view.objects import (
-    AGENT_LABELS,
-    ApiObject,
-    Condition,
-    ConfigMap,
-    Container,
-    Named,
-    PodSpec,
-    decoded,
-    readable_claims,
+from gpu_device_plugin.programs.doctor.rules.component_checks import group_of
+from gpu_device_plugin.programs.doctor.rules.symptoms import (
+    ClusterSymptoms,
+    ComponentStatus,
+    Karpenter,
+    Lease,
+    NodeSeen,
+    PodSeen,
+    node_seen,
 )
+from gpu_device_plugin.programs.inspect.uninstall import mig_resources
+from gpu_device_plugin.report.reading import unread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from gpu_device_plugin.core.report.finding import Unknown
+    from gpu_device_plugin.kubernetes.kubectl import Access
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.kubectl import Access
+    from gpu_device_plugin.report.rules.finding import Unknown
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -127,7 +119,11 @@ async def symptoms_in(
         daemonset=await _known(access.every(_DAEMON_SETS, _Object, labels=AGENT_LABELS), _runtime_class),
         runtime_classes=await _known(access.every(_RUNTIME_CLASSES, Named), _names),
         pods=tuple(_asking(pod, raw, reader, resources) for pod, raw in every if _asks(pod, resources)),
-        meddling=tuple(pod.name for pod in pods if pod.spec.node_name in sharing and not pod.part and _meddles(pod)),
+        pods_overriding_visible_devices=tuple(
+            pod.name
+            for pod in pods
+            if pod.spec.node_name in sharing and not pod.part and _overrides_visible_devices(pod)
+        ),
         leases=await _known(_leases(access, places, {part for part, original in parts.values() if not original}), dict),
         configurations=await _known(_configurations(access, places), dict),
         policies=await _known(access.every(_POLICIES, Named), _names),
@@ -269,7 +265,7 @@ def _promised(pod: _Pod, read: Pod, resources: Sequence[Resource]) -> bool:
     return promised and not by_agent
 
 
-def _meddles(pod: _Pod) -> bool:
+def _overrides_visible_devices(pod: _Pod) -> bool:
     return any(
         env.name == VISIBLE_DEVICES and env.value not in frozenset({"void", "none"})
         for container in pod.containers
@@ -282,12 +278,12 @@ def _age_s(moment: str) -> float:
     return 0.0 if at_s is None else time.time() - at_s
 
 
-def _seen(pod: _Pod, asked: int | None = None) -> PartSeen:
+def _seen(pod: _Pod, asked: int | None = None) -> ComponentStatus:
     ready, scheduled = pod.condition("Ready"), pod.condition("PodScheduled")
     idle = [each for each in pod.status.container_statuses or () if not each.ready]
     held = min(idle, key=lambda each: not each.halt.reason, default=_ContainerStatus())
     unplaced = scheduled if scheduled.status == "False" else Condition()
-    return PartSeen(
+    return ComponentStatus(
         name=pod.name,
         node=pod.spec.node_name,
         ready=ready.status == "True",

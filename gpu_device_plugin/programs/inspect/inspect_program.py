@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -15,31 +14,48 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError
-from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS, ObjectKind, UnreadableObjectError
-from gpu_device_plugin.core.report.finding import examine, exit_code, report
-from gpu_device_plugin.core.report.findings.cluster_checks import CHECKS, examine_partly
-from gpu_device_plugin.core.report.tables.terminal_tables import rows_waiting
-from gpu_device_plugin.core.report.tables.top_picture import Picture, frame
-from gpu_device_plugin.core.report.text.columns import Line, Tone, columns
-from gpu_device_plugin.core.report.why.explanations import explain, explain_briefly
-from gpu_device_plugin.features.history.contract import NodeHistory
-from gpu_device_plugin.programs.commandline import FAILED, OK, ending, resources_in, say, show, width
-from gpu_device_plugin.programs.inspect.arguments import INTERVAL_S, MOST_EXPLAINED, parse, passed_on
+from gpu_device_plugin.commandline import FAILED, OK, ending, resources_in, say, show, width
+from gpu_device_plugin.features.capacity.commands import PLAN
+from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS
+from gpu_device_plugin.features.claims.report import claims_waiting
+from gpu_device_plugin.features.cordon.commands import CORDON, UNCORDON
+from gpu_device_plugin.features.elastic.commands import RESIZE
+from gpu_device_plugin.features.history.commands import HISTORY, INCIDENT, agents_of, history
+from gpu_device_plugin.features.history.contract import LAST_HOUR, NodeHistory
+from gpu_device_plugin.features.history.rules.slowness import histories_of, slowness
+from gpu_device_plugin.features.idle.commands import WAKE
+from gpu_device_plugin.features.learning.prices import PRICES
+from gpu_device_plugin.features.report_features import EXTENDER_KNOBS, REPORT_FEATURES
+from gpu_device_plugin.kubernetes.agent_reader import AgentUnreadableError
+from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
+from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, reaching
+from gpu_device_plugin.kubernetes.objects.api_objects import escaped, gpu_pods
+from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS, ObjectKind, UnreadableObjectError
+from gpu_device_plugin.kubernetes.objects.pod_details import events
+from gpu_device_plugin.programs.doctor.rules.cluster_checks import CHECKS, examine_partly
+from gpu_device_plugin.programs.inspect.arguments import parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
-from gpu_device_plugin.programs.inspect.node_changes import cordon, uncordon, uninstall
-from gpu_device_plugin.programs.inspect.node_history import agents_of, history, incidents
-from gpu_device_plugin.programs.inspect.overview import COUNTING, add_claims, claims_in, cluster_of, overview
-from gpu_device_plugin.programs.inspect.plan import plan_moves
-from gpu_device_plugin.programs.inspect.workload_changes import named_pod, resize, wake
-from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, needed, reaching, unread
+from gpu_device_plugin.programs.inspect.overview import CHOICE, COUNTING, OVERVIEW
+from gpu_device_plugin.programs.inspect.uninstall import UNINSTALL
+from gpu_device_plugin.report.commands import (
+    NAMESPACE,
+    NODE,
+    PODS_OF_KUBECTL,
+    Command,
+    Output,
+    argument,
+    switch,
+    valued,
+)
+from gpu_device_plugin.report.followed_cluster import cluster
+from gpu_device_plugin.report.reading import GRANT, add_claims, claims_in, cluster_of, named_pod, needed, unread
+from gpu_device_plugin.report.rules.columns import Line, Tone, columns
+from gpu_device_plugin.report.rules.finding import examine, exit_code, report
+from gpu_device_plugin.report.rules.node_answers import explain, explain_briefly
+from gpu_device_plugin.report.rules.terminal_tables import SORTS, rows_waiting
+from gpu_device_plugin.report.rules.top_picture import Picture, frame
+from gpu_device_plugin.report.why_pod import events_of, explained, on_gpus
 from gpu_device_plugin.settings.knobs import UsageError
-from gpu_device_plugin.view.agent_reader import AgentUnreadableError
-from gpu_device_plugin.view.following import cluster
-from gpu_device_plugin.view.learned_mix import lesson_of, price_lines
-from gpu_device_plugin.view.objects import escaped, gpu_pods
-from gpu_device_plugin.view.poddetails import events
-from gpu_device_plugin.view.why_pod import events_of, explained, histories_of, on_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -47,12 +63,15 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpu_device_plugin.features.claims.contract import Claim
+    from gpu_device_plugin.kubernetes.kubectl import Access
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.inspect.overview import Output
-    from gpu_device_plugin.programs.kubectl import Access
 
 T = TypeVar("T")
 
+MOST_EXPLAINED = 10
+"""The number of nodes that are explained one by one without --all-nodes."""
+INTERVAL_S = 5.0
+"""Between two pictures of top."""
 _UNREADABLE = (ClusterUnreadableError, AgentUnreadableError, UnreadableObjectError, ApiError)
 _WITHOUT_TEXTUAL = (
     "on a terminal it is drawn by Textual, which is not installed; run pip install 'gpu-device-plugin[top]', "
@@ -79,9 +98,9 @@ def main(
     """
 
     def run() -> int:
-        arguments = parse(prog, argv)
+        arguments = parse(prog, argv, COMMANDS)
         resources, flags = resources_in(arguments, environ), passed_on(arguments)
-        if arguments.command == "web":
+        if arguments.command is _WEB:
             if web is None:
                 raise UsageError("web: this build has no page; install the package gpu-device-plugin")
             return web(
@@ -111,10 +130,10 @@ async def _run(
 ) -> int:
     lines: Sequence[str | Line] = ()
     async with reaching(flags, kubectl) as access:
-        if arguments.command == "top" and not arguments.history:
+        if arguments.command is _TOP and not arguments.history:
             code = await _top(arguments, access, resources, environ)
         else:
-            lines, code = await _COMMANDS[arguments.command](arguments, access, resources)
+            lines, code = await arguments.command.run(arguments, access, resources)
     if code < 0:
         signal.raise_signal(-code)
     show((Line(line) if isinstance(line, str) else line for line in lines), environ)
@@ -149,7 +168,7 @@ async def _top(
         at, notes = time.strftime("%H:%M:%S"), warnings[:3]
         sort, namespace = arguments.sort_by or "name", arguments.namespace or ""
         waiting = [pod for pod in found.waiting_pods if namespace in {"", pod.namespace}]
-        queue = rows_waiting(waiting, resources, found.claims_of(namespace))
+        queue = [*rows_waiting(waiting, resources), *claims_waiting(found.claims_of(namespace))]
         return Picture(found.views, len(found.waiting), at, notes, sort, namespace, queue=queue)
 
     async def again(picture: Picture) -> Picture:
@@ -201,7 +220,7 @@ async def _unless_unread(read: Awaitable[T], missing: list[str]) -> T | None:
 
 async def _why(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
     namespace = arguments.namespace or access.namespace
-    pod, status = await named_pod(access, namespace, arguments.pod, resources)
+    pod, status = await named_pod(access, namespace, arguments.pod, resources, REPORT_FEATURES)
     missing: list[str] = []
     raw_events = await _unless_unread(events_of(access.client, namespace, pod.uid), missing)
     raw_nodes = await _unless_unread(access.items(NODES), missing)
@@ -225,20 +244,18 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
     views = None if found is None else found.views
     most = MOST_EXPLAINED if not arguments.all_nodes else sys.maxsize
     told, answers = await explained(
-        access.client, pod, status, resources, views, most=most, claims=claims, histories=histories
+        *(access.client, pod, status, resources, views),
+        most=most,
+        followed={} if claims is None else {RESOURCE_CLAIMS: claims},
+        features=REPORT_FEATURES,
+        settings=EXTENDER_KNOBS,
+        slow=tuple if histories is None else lambda: slowness(histories, namespace, pod.name, time.time()),
     )
     told += [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []
     if answers and (room := width(0)) and not arguments.all_nodes:
         rows = sum(1 + max(0, columns(line) - 1) // room for line in told)
         return [*told, *explain_briefly(answers, shutil.get_terminal_size().lines - rows - 1)], OK
     return [*told, *(explain(answers, most) if answers else ())], OK
-
-
-async def _prices(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
-    document, study = lesson_of(*await access.every_node_and_pod("prices are learned from all of them"), resources)
-    if arguments.output == "json":
-        return json.dumps(document, indent=2).splitlines(), OK
-    return price_lines(document, study, width()), OK
 
 
 async def _doctor(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
@@ -275,17 +292,66 @@ async def _if_allowed(
         return None
 
 
-_COMMANDS: Mapping[str, Callable[[argparse.Namespace, Access, Sequence[Resource]], Awaitable[Output]]] = {
-    "overview": overview,
-    "top": history,
-    "incident": incidents,
-    "why": _why,
-    "resize": resize,
-    "wake": wake,
-    "prices": _prices,
-    "plan": plan_moves,
-    "cordon": cordon,
-    "uncordon": uncordon,
-    "doctor": _doctor,
-    "uninstall": uninstall,
+def _check_top(arguments: argparse.Namespace) -> None:
+    if arguments.history and (arguments.sort_by or arguments.interval is not None):
+        raise UsageError(f"--history: it draws {LAST_HOUR} once; leave out --sort-by and --interval")
+
+
+_TOP = Command(
+    "top",
+    "draw GPUs and pods again and again, or their last hour",
+    history,
+    (
+        NODE,
+        *CHOICE,
+        argument("--sort-by", choices=tuple(SORTS), help="sort nodes and pods, amounts with the largest first"),
+        argument(
+            "--interval",
+            type=valued(float, lambda seconds: 0.5 <= seconds <= 3600, "choose 0.5 to 3600 seconds"),
+            metavar="SECONDS",
+            help=f"between two pictures; default {INTERVAL_S:g}",
+        ),
+        HISTORY,
+    ),
+    _check_top,
+)
+
+
+def _check_why(arguments: argparse.Namespace) -> None:
+    *kind, arguments.pod = arguments.words
+    if len(kind) > 1 or not PODS_OF_KUBECTL.issuperset(kind):
+        raise UsageError(f"why {' '.join(arguments.words)}: too many arguments; name one pod")
+
+
+_WHY = Command(
+    "why",
+    "explain why a pod waits, runs where it does, or is slow",
+    _why,
+    (
+        argument("words", nargs="+", metavar="POD", help="as POD, pod/POD or NAMESPACE/POD"),
+        NAMESPACE,
+        switch("--all-nodes", f"explain more than the nearest {MOST_EXPLAINED} nodes"),
+    ),
+    _check_why,
+)
+_WEB = Command(
+    "web",
+    "show the cluster live in a browser",
+    None,
+    (
+        argument(
+            "--port",
+            type=valued(int, lambda port: 0 <= port < 1 << 16, "choose one from 1024 to 65535, or leave it out"),
+            metavar="N",
+            help="port of the page on 127.0.0.1; default: a free one",
+        ),
+        switch("--no-browser", "only print the address of the page"),
+    ),
+)
+_DOCTOR = Command("doctor", "diagnose the cluster", _doctor, (switch("--json", "print the findings as JSON"),))
+
+COMMANDS: Mapping[str, Command] = {
+    each.name: each
+    for each in (OVERVIEW, _TOP, INCIDENT, _WHY, RESIZE, PLAN, CORDON, UNCORDON, WAKE, PRICES, _WEB, _DOCTOR, UNINSTALL)
 }
+"""By their names, in the order of the help."""

@@ -6,29 +6,29 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS
-from gpu_device_plugin.core.report.overview_document import document
-from gpu_device_plugin.core.report.tables.overview import details, summary, wide
-from gpu_device_plugin.core.report.tables.terminal_tables import (
+from gpu_device_plugin.commandline import OK, say, width
+from gpu_device_plugin.features.claims.report import claims_waiting, rows_claimed
+from gpu_device_plugin.features.use.report import at_a_glance
+from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
+from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
+from gpu_device_plugin.kubernetes.objects.api_objects import escaped, gpu_pods
+from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS
+from gpu_device_plugin.programs.inspect.gpushare_layout import details, summary, wide
+from gpu_device_plugin.report.commands import NODE, Command, Output, argument, either, switch
+from gpu_device_plugin.report.followed_cluster import cluster
+from gpu_device_plugin.report.reading import GRANT, claims_in, cluster_of, unread
+from gpu_device_plugin.report.rules.columns import columns
+from gpu_device_plugin.report.rules.overview_document import document
+from gpu_device_plugin.report.rules.terminal_tables import (
     by_name,
     folded,
     folded_details,
     pod_rows,
     pod_table,
     rows_alone,
-    rows_claimed,
     rows_waiting,
 )
-from gpu_device_plugin.core.report.text.columns import columns
-from gpu_device_plugin.core.report.text.use_texts import at_a_glance
-from gpu_device_plugin.features.claims.claim_objects import CLAIMS
-from gpu_device_plugin.programs.commandline import OK, say, width
-from gpu_device_plugin.programs.inspect.arguments import COMMANDS
-from gpu_device_plugin.programs.kubectl import GRANT, ClusterUnreadableError, unread
-from gpu_device_plugin.settings.knobs import nearest
-from gpu_device_plugin.view.following import cluster
-from gpu_device_plugin.view.objects import ABSENT, escaped, gpu_pods, readable_claims, unseen
+from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -36,16 +36,11 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.report.tables.terminal_tables import PodRow
-    from gpu_device_plugin.core.report.text.columns import Line
-    from gpu_device_plugin.features.claims.contract import Claim
+    from gpu_device_plugin.kubernetes.kubectl import Access
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.kubectl import Access
-    from gpu_device_plugin.view.following import FollowedCluster
-
-    Output = tuple[Sequence[str | Line], int]
-    """Lines, and the exit code."""
+    from gpu_device_plugin.report.rules.columns import Line
+    from gpu_device_plugin.report.rules.node_view import NodeView
+    from gpu_device_plugin.report.rules.terminal_tables import PodRow
 
 COUNTING = ("spec.nodeName!=", *NOT_ENDED)
 """Selects the pods that may hold a GPU or part of one."""
@@ -63,7 +58,7 @@ async def overview(arguments: argparse.Namespace, access: Access, resources: Seq
         return await _pods_of(arguments.namespace, access, resources)
     name = arguments.node
     try:
-        raw_nodes = await nodes_named(name, access, arguments.selector)
+        raw_nodes = await nodes_named(arguments, access)
     except ForbiddenError as error:
         if name:
             raise
@@ -93,49 +88,19 @@ async def overview(arguments: argparse.Namespace, access: Access, resources: Seq
     return lines, OK
 
 
-async def nodes_named(name: str, access: Access, labels: str = "") -> list[msgspec.Raw]:
-    """Return the node of this name as JSON, or if it is empty all nodes that match a label selector.
+async def nodes_named(arguments: argparse.Namespace, access: Access) -> list[msgspec.Raw]:
+    """Return the node in the arguments as JSON; without one all nodes that match their label selector.
 
     Raises:
         ClusterUnreadableError: there is no node of this name.
         ApiError: nodes cannot be read.
     """
-    raw_nodes = await access.items(NODES, [f"metadata.name={escaped(name)}"] if name else [], labels=labels)
+    name: str = arguments.node
+    fields = [f"metadata.name={escaped(name)}"] if name else []
+    raw_nodes = await access.items(NODES, fields, labels=arguments.selector)
     if name and not raw_nodes:
-        meant = nearest(name, COMMANDS, "kubectl get nodes lists the existing ones")
-        raise ClusterUnreadableError(f'nodes "{name}" not found; {meant}')
+        raise ClusterUnreadableError(f'nodes "{name}" not found; {arguments.instead}')
     return raw_nodes
-
-
-async def cluster_of(
-    raw_nodes: Sequence[msgspec.Raw],
-    raw_pods: Sequence[msgspec.Raw],
-    resources: Sequence[Resource],
-    access: Access,
-    namespace: str = "",
-) -> FollowedCluster:
-    """Return the cluster with its claims, of one namespace or all, and warn of objects that cannot be read."""
-    found, warnings = cluster(raw_nodes, raw_pods, resources)
-    for warning in (*warnings, *await add_claims(found, access, namespace)):
-        say(sys.stderr, f"warning: {warning}")
-    return found
-
-
-async def claims_in(access: Access, namespace: str = "") -> tuple[list[Claim] | None, list[str]]:
-    """Return the claims of a namespace, or all, and a sentence for each unreadable one; None, and why: none is read."""
-    try:
-        return readable_claims(await access.items(CLAIMS, namespace=namespace))
-    except ApiError as error:
-        return None, [ABSENT if isinstance(error, NotFoundError) else str(unread(error))]
-
-
-async def add_claims(cluster: FollowedCluster, access: Access, namespace: str = "") -> list[str]:
-    """Add the claims of a namespace, or of all, if a node serves claims; return a sentence for each unreadable one."""
-    if not cluster.serves_claims:
-        return []
-    claims, warnings = await claims_in(access, namespace)
-    cluster.claims.replace(claims or [])
-    return [unseen(warnings[0])] if claims is None else warnings
 
 
 async def _pods_of(namespace: str, access: Access, resources: Sequence[Resource]) -> Output:
@@ -151,7 +116,7 @@ async def _pods_of(namespace: str, access: Access, resources: Sequence[Resource]
         rows = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims or ()), *waiting]
         return _table_of(rows, namespace), OK
     found = await cluster_of(raw_nodes, raw_pods, resources, access, namespace)
-    waiting = rows_waiting(found.waiting_pods, resources, found.claims_of())
+    waiting = [*rows_waiting(found.waiting_pods, resources), *claims_waiting(found.claims_of())]
     return _table_of([*pod_rows(found.views, namespace), *waiting], namespace), OK
 
 
@@ -180,3 +145,46 @@ _LAYOUTS: Mapping[str, Callable[[Sequence[NodeView]], list[str]]] = {
 
 _FOLDED: Mapping[str, Callable[[Sequence[NodeView], int], list[Line]]] = {"summary": folded, "details": folded_details}
 """The layouts that take another form where a terminal is too narrow for them."""
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.namespace and (arguments.node or arguments.selector):
+        raise UsageError("-n: the pods of a namespace are shown wherever they run; leave out the node and -l")
+    if arguments.namespace and arguments.output != "summary":
+        raise UsageError("-n: -d and -o show the pods of all namespaces; leave one of the two out")
+
+
+CHOICE = (
+    argument("-n --namespace", help="show only the pods of this namespace"),
+    argument("-l --selector", default="", metavar="LABELS", help="only nodes with these labels"),
+    switch("-w --watch", "as top"),
+)
+"""Of the overview and of top."""
+
+OVERVIEW = Command(
+    "overview",
+    "show which pods use which GPU; this is also done without a command",
+    overview,
+    (
+        NODE,
+        either(
+            argument(
+                "-d",
+                dest="output",
+                action="store_const",
+                const="details",
+                default="summary",
+                help="every pod on every GPU",
+            ),
+            argument(
+                "-o --output",
+                choices=("gpushare", "wide", "json", "yaml"),
+                default="summary",
+                help="gpushare's own layout, however wide; one line for each GPU with model, health and pods; or all "
+                "data, for machines",
+            ),
+        ),
+        *CHOICE,
+    ),
+    _check,
+)

@@ -16,7 +16,6 @@ from operator import sub
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.report.text.columns import Line, Tone
 from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimState
 from gpu_device_plugin.features.eviction.rules import next_victims
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
@@ -24,12 +23,13 @@ from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.programs.simulate.experiment import arrivals_of, run
 from gpu_device_plugin.programs.simulate.model import counted
 from gpu_device_plugin.programs.simulate.results import aligned
+from gpu_device_plugin.report.rules.columns import Line, Tone
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from gpu_device_plugin.core.value.workload_mix import PodKind
+    from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.experiment import Plan
     from gpu_device_plugin.programs.simulate.model import Inputs, SimulationOutcome, Workload
 

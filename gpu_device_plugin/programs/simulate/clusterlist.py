@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.decoding import NodeReader, PodReader, UnreadableObjectError, decoded
-from gpu_device_plugin.cluster.objects.requests import OwnerReference  # noqa: TC001 - msgspec reads it
-from gpu_device_plugin.core.cluster.candidate import gpus_of_node
-from gpu_device_plugin.core.cluster.pod_demand import Ask, amount_of, ask
-from gpu_device_plugin.core.value.marginal_value import left_on, shape_of
-from gpu_device_plugin.core.value.placing import Start
-from gpu_device_plugin.core.value.workload_mix import kinds_of
-from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.features.learning.rules.arrivals import Start
+from gpu_device_plugin.features.learning.rules.marginal_value import free_capacity, shape_of
+from gpu_device_plugin.features.learning.rules.workload_mix import kinds_of
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS
+from gpu_device_plugin.kubernetes.objects.api_objects import readable
+from gpu_device_plugin.kubernetes.objects.decoding import NodeReader, PodReader, UnreadableObjectError, decoded
+from gpu_device_plugin.kubernetes.objects.requests import OwnerReference  # noqa: TC001 - msgspec reads it
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, READ_ON_NODES, READ_ON_PODS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.gpus import MOST_GPUS
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.programs.simulate.entries import SHARE_MIB
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Inputs, Workload
-from gpu_device_plugin.view.objects import readable
+from gpu_device_plugin.scheduler.cluster_state import Fleet
+from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, amount_of, ask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.core.value.workload_mix import PodKind
+    from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
     from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.pods import Pod
 
@@ -175,7 +175,7 @@ class _Reader:
 
     def _kinds(self, pod: Pod, name: str) -> list[tuple[str, PodKind]]:
         asked = ask(pod, self._resources)
-        if not isinstance(asked, Ask):
+        if not isinstance(asked, GpuRequest):
             self._leave_out(f"pod {pod.namespace}/{pod.name}", asked.sentence)
             return []
         kinds = kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)
@@ -210,7 +210,7 @@ class _Reader:
             if node.gpus.problem:
                 self._leave_out(f"node {name}", node.gpus.problem)
             elif node.rooms:
-                nodes.append(self._with_pods(Start(name, shape_of(node), left_on(node))))
+                nodes.append(self._with_pods(Start(name, shape_of(node), free_capacity(node))))
             elif node.gpus.instances:
                 why = "its MIG instances are given whole, by the resources of their profiles"
                 self._leave_out(f"node {name}", why)

@@ -7,15 +7,15 @@ from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.cluster.objects.quantity import allocatable_amounts
-from gpu_device_plugin.core.value.placing import Start
-from gpu_device_plugin.core.value.workload_mix import GpuKind, NodeType, PodKind
+from gpu_device_plugin.features.learning.rules.arrivals import Start
+from gpu_device_plugin.features.learning.rules.workload_mix import GpuKind, NodeType, PodKind
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS, UNIFIED
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.kubernetes.objects.quantity import allocatable_amounts
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.gpus import MOST_GPUS, MOST_SHARES
 from gpu_device_plugin.model.mig import GPU_SLICES
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, counted, told
-from gpu_device_plugin.settings.knobs import nearest
+from gpu_device_plugin.report.rules.printing import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -106,7 +106,7 @@ def pods_in(text: str) -> list[tuple[str, PodKind]]:
         asked = _amounts(name, words, {"cpu": "0", "memory": "0"})
         models = tuple(model for model in words.get("model", "").split("|") if model)
         gpus = split if mem else count
-        kind = PodKind(mem // split, gpus, asked.cpu_milli, asked.memory_mib, GpuPreferences(models))
+        kind = PodKind(mem // split, gpus, asked.cpu_milli, asked.memory_mib, GpuSelector(models))
         label = " ".join(f"{word}={value}" for word, value in words.items()) or told(kind)
         found += [(label, kind)] * number
     return found

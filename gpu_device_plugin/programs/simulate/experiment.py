@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.cluster.packing import finished
-from gpu_device_plugin.core.value.marginal_value import Appraiser
-from gpu_device_plugin.core.value.placing import ByFullness, Placer, Start
-from gpu_device_plugin.core.value.price_learning import learning
-from gpu_device_plugin.core.value.workload_mix import needs_gpus
+from gpu_device_plugin.features.learning.rules.arrivals import ByFullness, Placer, Start
+from gpu_device_plugin.features.learning.rules.marginal_value import Appraiser
+from gpu_device_plugin.features.learning.rules.price_learning import learning
+from gpu_device_plugin.features.learning.rules.workload_mix import needs_gpus
 from gpu_device_plugin.programs.simulate.model import (
     SimulationOutcome,
     capacity_of,
@@ -23,13 +22,14 @@ from gpu_device_plugin.programs.simulate.model import (
     told,
     until,
 )
+from gpu_device_plugin.scheduler.rules.packing import finished
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.value.placing import Policy
-    from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
+    from gpu_device_plugin.features.learning.rules.arrivals import Policy
+    from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind
     from gpu_device_plugin.programs.simulate.model import Inputs, Workload
 
 POLICIES = ("fit", "binpack", "spread")

@@ -10,21 +10,21 @@ from itertools import accumulate, chain
 from math import ceil
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.value.price_learning import mean_gpu
-from gpu_device_plugin.core.value.workload_mix import needs_gpus
+from gpu_device_plugin.features.learning.rules.price_learning import mean_gpu
+from gpu_device_plugin.features.learning.rules.workload_mix import needs_gpus
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.value.marginal_value import Left
-    from gpu_device_plugin.core.value.placing import Start
-    from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
+    from gpu_device_plugin.features.learning.rules.arrivals import Start
+    from gpu_device_plugin.features.learning.rules.marginal_value import FreeCapacity
+    from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind
 
 
-def gpus_with_room(kind: PodKind, shape: NodeType, left: Left) -> list[int]:
+def gpus_with_room(kind: PodKind, shape: NodeType, left: FreeCapacity) -> list[int]:
     """Return the GPUs and instances of a node, by position, each of which has room for a pod's part of it."""
-    allow, only_gpus = kind.wishes.allow_model, needs_gpus(kind)
+    allow, only_gpus = kind.selector.allow_model, needs_gpus(kind)
     return [
         at
         for at, (gpu, free) in enumerate(zip(shape.gpus, left.frees, strict=True))
@@ -153,7 +153,7 @@ def capacity_of(nodes: Sequence[Start]) -> float:
 
 def told(kind: PodKind) -> str:
     """Return what a pod asks for, in the words of the command line."""
-    use, avoid = kind.wishes.use_models, kind.wishes.avoid_models
+    use, avoid = kind.selector.use_models, kind.selector.avoid_models
     cpu, memory = kind.cpu_milli, kind.memory_mib
     words = (
         f"mem={kind.shares * kind.gpus}" * bool(kind.shares and kind.gpus),

@@ -7,17 +7,17 @@ from collections import Counter
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.report.text import columns
-from gpu_device_plugin.core.report.text.columns import Line, Tone, fitted
-from gpu_device_plugin.core.report.text.printing import printable
 from gpu_device_plugin.programs.simulate.experiment import REJECTED
 from gpu_device_plugin.programs.simulate.model import class_of, counted, gpus_with_room, order, unit_of
+from gpu_device_plugin.report.rules import columns
+from gpu_device_plugin.report.rules.columns import Line, Tone, fitted
+from gpu_device_plugin.report.rules.printing import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.value.placing import Start
-    from gpu_device_plugin.core.value.workload_mix import PodKind
+    from gpu_device_plugin.features.learning.rules.arrivals import Start
+    from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
     from gpu_device_plugin.programs.simulate.experiment import Needed, Plan
     from gpu_device_plugin.programs.simulate.model import Inputs, SimulationOutcome, Workload
 
@@ -298,7 +298,7 @@ def _lacking(kind: PodKind, nodes: Sequence[Start]) -> str:
 
 
 def _gpu_room(kind: PodKind) -> str:
-    use, avoid = kind.wishes.use_models, kind.wishes.avoid_models
+    use, avoid = kind.selector.use_models, kind.selector.avoid_models
     which = f" of model {'|'.join(use)}" * bool(use) + f" of no model {'|'.join(avoid)}" * bool(avoid)
     if kind.shares:
         return f"room on one GPU{which}" if kind.gpus == 1 else f"room on {kind.gpus} GPUs{which} of one node"

@@ -8,13 +8,13 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from gpu_device_plugin.core.report.text.columns import Line
-from gpu_device_plugin.programs.commandline import FAILED, OK, resources_in, say, show
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, nodes_and_pods
+from gpu_device_plugin.commandline import FAILED, OK, resources_in, say, show
+from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, nodes_and_pods
 from gpu_device_plugin.programs.simulate.burst import burst_table, simulate_burst
 from gpu_device_plugin.programs.simulate.experiment import POLICIES, REJECTED, Plan, nodes_needed, simulate
 from gpu_device_plugin.programs.simulate.results import document, heading, needed_document, policy_document, table
 from gpu_device_plugin.programs.simulate.sources import inputs_of
+from gpu_device_plugin.report.rules.columns import Line
 from gpu_device_plugin.settings.forms import duration, number, one_of, several
 from gpu_device_plugin.settings.knobs import UsageError
 

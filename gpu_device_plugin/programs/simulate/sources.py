@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
-from gpu_device_plugin.cluster.objects.quantity import allocatable_amounts
-from gpu_device_plugin.core.value.workload_mix import PodKind
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError
+from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
+from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
+from gpu_device_plugin.kubernetes.objects.decoding import UnreadableObjectError
+from gpu_device_plugin.kubernetes.objects.quantity import allocatable_amounts
 from gpu_device_plugin.programs.simulate.clusterlist import read_cluster
 from gpu_device_plugin.programs.simulate.entries import EntryError, known_model, nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Inputs, Recording, Workload, counted, told
@@ -27,7 +27,7 @@ from gpu_device_plugin.settings.knobs import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from gpu_device_plugin.core.value.placing import Start
+    from gpu_device_plugin.features.learning.rules.arrivals import Start
     from gpu_device_plugin.model.resources import Resource
 
 CLUSTER = "cluster"

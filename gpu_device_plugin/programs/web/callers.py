@@ -16,15 +16,15 @@ import msgspec
 
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import wait_within
-from gpu_device_plugin.cluster.client.errors import Call, UnavailableError
-from gpu_device_plugin.cluster.objects.decoding import ObjectKind
-from gpu_device_plugin.core.report.overview_document import redacted
+from gpu_device_plugin.kubernetes.client.errors import Call, UnavailableError
+from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind
+from gpu_device_plugin.report.rules.overview_document import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.core.cluster.node_report import NodeView
+    from gpu_device_plugin.kubernetes.client.api_client import Client
+    from gpu_device_plugin.report.rules.node_view import NodeView
 
 T = TypeVar("T")
 

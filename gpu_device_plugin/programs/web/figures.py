@@ -10,22 +10,22 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.turns import Turns
-from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
-from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE, NEVER, Agents, Attempt, due, shared
-from gpu_device_plugin.features.use.contract import SERVED, USE_PATH, read_node_use
-from gpu_device_plugin.model.contract.keys import MalformedAnnotationError
+from gpu_device_plugin.kubernetes.agent_reader import AgentReader, Agents, understood
+from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, NotFoundError
+from gpu_device_plugin.model.contract.keys import AGENT_NAMESPACE, MalformedAnnotationError
+from gpu_device_plugin.model.contract.node_use import SERVED, USE_PATH, read_node_use
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.view.agent_reader import AgentReader, understood
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.core.report.why.slowness import MaySee
     from gpu_device_plugin.features.history.contract import IncidentSummary, NodeHistory
-    from gpu_device_plugin.features.use.contract import NodeUse
+    from gpu_device_plugin.features.history.rules.slowness import MaySee
+    from gpu_device_plugin.kubernetes.client.api_client import Client
+    from gpu_device_plugin.model.contract.node_use import NodeUse
 
     Deliver = Callable[[str, NodeUse | None], None]
+    from collections.abc import Iterable, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class AgentFigures:
     def __init__(self, client: Client, *, namespace: str = AGENT_NAMESPACE) -> None:
         """Read nothing before `follow`; the rights of `client` decide what is read.
 
-        The agents are in `namespace`, see `core.cluster.agentpods`.
+        The agents are in `namespace`, see `kubernetes.agent_reader`.
         """
         self._client = client
         self.reader = AgentReader(client, namespace, pods_s=self.pods_s)
@@ -285,3 +285,40 @@ def seen_summary(about: IncidentSummary, may_see: MaySee) -> IncidentSummary:
     if not (about.pod or about.container) or may_see(about.namespace):
         return about
     return replace(about, sentence="", namespace="", pod="", container="")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The last attempt at one."""
+
+    at_s: float
+    failures: int = 0
+    """In a row."""
+
+
+NEVER = Attempt(float("-inf"))
+
+
+def due(
+    wanted: Iterable[str], last: Mapping[str, Attempt], now_s: float, *, every_s: float, longest_s: float
+) -> list[str]:
+    """Return whom to read now: those waiting longest first, then by name.
+
+    Between two attempts at one that answers are `every_s` on the clock of the attempts. After each failure in a row
+    that doubles, up to `longest_s`.
+    """
+    ripe = []
+    for name in wanted:
+        attempt = last.get(name, NEVER)
+        if now_s - attempt.at_s >= min(longest_s, every_s * 2 ** min(attempt.failures, 16)):
+            ripe.append((attempt.at_s, name))
+    return [name for _, name in sorted(ripe)]
+
+
+def shared(first: Sequence[str], others: Sequence[str], kept: int, most: int) -> list[str]:
+    """Divide `most` turns between two groups in the order of their need, all of one where the other needs less.
+
+    So many turns as are `kept` are for the others, if they need them.
+    """
+    own = max(most - min(kept, len(others)), 0)
+    return [*first[:own], *others[: most - min(own, len(first))]]

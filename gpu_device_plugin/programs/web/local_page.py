@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.http import ListenError
 from gpu_device_plugin.aio.waiting import for_ever
-from gpu_device_plugin.cluster.client.api_client import Timing
-from gpu_device_plugin.core.cluster.agentpods import AGENT_NAMESPACE
+from gpu_device_plugin.commandline import FAILED, discard_output, say
+from gpu_device_plugin.kubernetes.client.api_client import Timing
+from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, reaching
 from gpu_device_plugin.lifetime import until_stopped
-from gpu_device_plugin.programs.commandline import FAILED, discard_output, say
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, reaching
+from gpu_device_plugin.model.contract.keys import AGENT_NAMESPACE
 from gpu_device_plugin.programs.web.callers import LocalCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures
 from gpu_device_plugin.programs.web.web_program import PageServer

@@ -12,22 +12,22 @@ import msgspec
 
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import last_of
-from gpu_device_plugin.cluster.client.errors import Call, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import NOT_ENDED, PODS
-from gpu_device_plugin.core.capacity.movable import Fits, after
-from gpu_device_plugin.core.capacity.plans import planning, settled
-from gpu_device_plugin.core.report.text.plan_texts import plan_document, verdict
-from gpu_device_plugin.core.report.text.printing import counted
-from gpu_device_plugin.view.movable_pods import BUDGETS, ArrangementReader
+from gpu_device_plugin.features.capacity.arrangement import BUDGETS, ArrangementReader
+from gpu_device_plugin.features.capacity.report import plan_document, verdict
+from gpu_device_plugin.features.capacity.rules.movable import Fits, after
+from gpu_device_plugin.features.capacity.rules.plans import planning, settled
+from gpu_device_plugin.kubernetes.client.errors import Call, ForbiddenError, NotFoundError
+from gpu_device_plugin.kubernetes.objects.decoding import NOT_ENDED, PODS
+from gpu_device_plugin.report.rules.printing import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.core.capacity.movable import Resident
-    from gpu_device_plugin.core.capacity.plans import Plan
+    from gpu_device_plugin.features.capacity.arrangement import Arrangement
+    from gpu_device_plugin.features.capacity.rules.movable import PlannedPod
+    from gpu_device_plugin.features.capacity.rules.plans import Plan
+    from gpu_device_plugin.kubernetes.client.api_client import Client
     from gpu_device_plugin.programs.web.page_state import PageState
-    from gpu_device_plugin.view.movable_pods import Arrangement
 
 _KNOWN_S = 10.0
 """How long a plan is remembered."""
@@ -110,7 +110,7 @@ def _collecting_rarely() -> Iterator[None]:
         gc.set_threshold(*usual)
 
 
-def _written(found: Arrangement, wanted: Resident, plan: Plan, notes: Sequence[str]) -> bytes:
+def _written(found: Arrangement, wanted: PlannedPod, plan: Plan, notes: Sequence[str]) -> bytes:
     """Return the JSON of `kubectl inspect gpushare plan`, with what there is to say about it.
 
     Once a plan is found only the pods that stay on its own nodes matter.

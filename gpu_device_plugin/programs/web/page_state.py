@@ -13,27 +13,29 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.core.cluster.changes import ChangeLog
-from gpu_device_plugin.core.cluster.pod_demand import Ask, ask
-from gpu_device_plugin.core.report.overview_document import node_document
-from gpu_device_plugin.core.report.text.printing import counted
-from gpu_device_plugin.core.report.why.explanations import asked_amounts, what_makes_room, why_waits
-from gpu_device_plugin.core.report.why.slowness import everyone
-from gpu_device_plugin.features.use.contract import NodeReport
-from gpu_device_plugin.view.why_pod import why
+from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS
+from gpu_device_plugin.features.history.rules.slowness import everyone
+from gpu_device_plugin.features.report_features import REPORT_FEATURES
+from gpu_device_plugin.model.contract.node_use import NodeReport
+from gpu_device_plugin.report.rules.node_answers import asked_amounts, what_makes_room, why_waits
+from gpu_device_plugin.report.rules.overview_document import node_document
+from gpu_device_plugin.report.rules.printing import counted
+from gpu_device_plugin.report.why_pod import why
+from gpu_device_plugin.scheduler.rules.changes import ChangeLog
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.report.why.explanations import NodeAnswer
     from gpu_device_plugin.features.claims.contract import Claim
-    from gpu_device_plugin.features.use.contract import NodeUse
+    from gpu_device_plugin.model.contract.node_use import NodeUse
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.web.callers import CallerScope
     from gpu_device_plugin.programs.web.figures import FiguresState
     from gpu_device_plugin.programs.web.watched import Watched
-    from gpu_device_plugin.view.following import FollowedPod
+    from gpu_device_plugin.report.followed_cluster import FollowedPod
+    from gpu_device_plugin.report.rules.node_answers import NodeAnswer
+    from gpu_device_plugin.report.rules.node_view import NodeView
 
 _SLICE_S = 0.01
 """After this time of uninterrupted work the event loop gets a turn."""
@@ -166,11 +168,19 @@ def _explained(
             continue
         asked = ask(each.pod, resources)
         # Of a demand that no node can meet the explanation names the pod, and not everybody may see all pods.
-        kind = (asked if isinstance(asked, Ask) and asked.parts else each.uid, each.status)
+        kind = (asked if isinstance(asked, GpuRequest) and asked.parts else each.uid, each.status)
         known = next((reasons for other, reasons in kinds if other == kind), None)
         if known is None:
             own = claims.get(each.pod.namespace, ())
-            said = why(each.pod, each.status, resources, nodes, most=1, claims=own)
+            said = why(
+                each.pod,
+                each.status,
+                resources,
+                nodes,
+                most=1,
+                followed={RESOURCE_CLAIMS: own},
+                features=REPORT_FEATURES,
+            )
             asks = said.asks or asked_amounts(each.pod, resources)
             known = Reasons(asks, why_waits(each.status, said.facts, said.answers), said.answers[:_WEIGHED])
             kinds.append((kind, known))

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpu_device_plugin.aio.waiting import any_of, wait_within
-from gpu_device_plugin.cluster.client.errors import ApiError
-from gpu_device_plugin.core.report.overview_document import VERSION
+from gpu_device_plugin.kubernetes.client.errors import ApiError
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.web.callers import CallerScope
 from gpu_device_plugin.programs.web.page_state import PARTS
+from gpu_device_plugin.report.rules.overview_document import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence

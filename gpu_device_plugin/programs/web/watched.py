@@ -9,20 +9,20 @@ from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_device_plugin.aio.worker import Backoff
-from gpu_device_plugin.cluster.client.errors import ApiError, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import NODES, PODS
-from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
-from gpu_device_plugin.features.claims.claim_objects import CLAIMS
-from gpu_device_plugin.view.following import FollowedCluster
-from gpu_device_plugin.view.objects import ABSENT, unseen
+from gpu_device_plugin.features.claims.claim_objects import ABSENT, CLAIMS, unseen
+from gpu_device_plugin.features.report_features import REPORT_FEATURES
+from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, NotFoundError
+from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS
+from gpu_device_plugin.kubernetes.reflector import Reflector, ReflectorTiming
+from gpu_device_plugin.report.followed_cluster import FollowedCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gpu_device_plugin.cluster.client.api_client import Client
     from gpu_device_plugin.features.claims.contract import Claim
+    from gpu_device_plugin.kubernetes.client.api_client import Client
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.view.following import FollowedNode, FollowedPod
+    from gpu_device_plugin.report.followed_cluster import FollowedNode, FollowedPod
 
 _MOST_PROBLEMS = 20
 """The most sentences about single nodes."""
@@ -40,7 +40,7 @@ class Watched:
     def __post_init__(self, resources: Sequence[Resource]) -> None:
         self.changed = asyncio.Event()
         """Something may have changed; whoever looks at it clears it."""
-        self.cluster = FollowedCluster(resources, on_change=self._changed)
+        self.cluster = FollowedCluster(resources, REPORT_FEATURES, on_change=self._changed)
         self._serving = asyncio.Event()
         self.nodes: Reflector[FollowedNode] = Reflector(self._client, NODES, self.cluster.read_node, self.cluster.nodes)
         self.pods: Reflector[FollowedPod] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -15,45 +16,61 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import JSON, Page, Route, Stream
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import wait_within
-from gpu_device_plugin.cluster.client.errors import ApiError, Call, ForbiddenError, NotFoundError
-from gpu_device_plugin.cluster.objects.decoding import PODS, UnreadableObjectError
-from gpu_device_plugin.core.report.overview_document import containers_of, node_document
-from gpu_device_plugin.core.report.why.explanations import explain
+from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS
 from gpu_device_plugin.features.history import contract
+from gpu_device_plugin.features.history.rules.slowness import histories_of, slowness
+from gpu_device_plugin.features.report_features import EXTENDER_KNOBS, REPORT_FEATURES
+from gpu_device_plugin.kubernetes.agent_reader import AgentUnreadableError
+from gpu_device_plugin.kubernetes.client.errors import ApiError, Call, ForbiddenError, NotFoundError
+from gpu_device_plugin.kubernetes.objects.decoding import PODS, UnreadableObjectError
+from gpu_device_plugin.kubernetes.objects.pod_details import event_documents, events, pod_and_status
 from gpu_device_plugin.programs.web.callers import ALL_NAMESPACES, CallerScope
 from gpu_device_plugin.programs.web.figures import seen_history, seen_summary
-from gpu_device_plugin.view.agent_reader import AgentUnreadableError
-from gpu_device_plugin.view.poddetails import event_documents, events, pod_and_status
-from gpu_device_plugin.view.why_pod import events_of, explained, histories_of, on_gpus
+from gpu_device_plugin.programs.web.pod_document import containers_of
+from gpu_device_plugin.report.rules.extension import foreign_annotations
+from gpu_device_plugin.report.rules.node_answers import explain
+from gpu_device_plugin.report.rules.overview_document import node_document
+from gpu_device_plugin.report.why_pod import events_of, explained, on_gpus
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from importlib.resources.abc import Traversable
 
     from gpu_device_plugin.aio.http import Request
-    from gpu_device_plugin.cluster.client.api_client import Client
-    from gpu_device_plugin.core.cluster.node_report import NodeView
-    from gpu_device_plugin.core.report.why.pod_causes import SchedulingStatus
+    from gpu_device_plugin.kubernetes.client.api_client import Client
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.programs.web.callers import Callers
     from gpu_device_plugin.programs.web.figures import AgentHistory
     from gpu_device_plugin.programs.web.page_plans import PagePlans
     from gpu_device_plugin.programs.web.page_state import PageState
     from gpu_device_plugin.programs.web.streams import Streams
+    from gpu_device_plugin.report.rules.extension import SchedulingStatus
+    from gpu_device_plugin.report.rules.node_view import NodeView
 
-_TYPES: Mapping[str, str] = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_TYPES: Mapping[str, str] = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "json": "application/json",
+}
 """The files that are served, by the end of their names."""
 
 
 def static_files() -> Mapping[str, Page]:
-    """Return the answer for each file by its name, and for the empty path that of the index.
+    """Return the answer for each file by its path below the page's folder, and for the empty path that of the index.
 
-    Works wherever Python imports this package from, a zip file too.
+    Works wherever Python imports this package from, a zip file too. No other file can be asked for, whatever the path.
     """
-    files = {}
-    for file in (resources.files("gpu_device_plugin.programs.web") / "page").iterdir():
-        if (content_type := _TYPES.get(file.name.rpartition(".")[2])) is not None:
-            files[file.name] = Page(file.read_bytes(), content_type=f"{content_type}; charset=utf-8")
+    files = dict(_files(resources.files("gpu_device_plugin.programs.web") / "page", ""))
     return files | {"": files["index.html"]}
+
+
+def _files(folder: Traversable, path: str) -> Iterator[tuple[str, Page]]:
+    for each in folder.iterdir():
+        if each.is_dir():
+            yield from _files(each, f"{path}{each.name}/")
+        elif (content_type := _TYPES.get(each.name.rpartition(".")[2])) is not None:
+            yield f"{path}{each.name}", Page(each.read_bytes(), content_type=f"{content_type}; charset=utf-8")
 
 
 HEADERS: Mapping[str, str] = {
@@ -299,7 +316,7 @@ class PageRoutes:
         ours = self.page_state.watched.cluster.resources
         async with self.turns.turn(scope.caller.user):
             raw = msgspec.Raw(await self.client.get(PODS, name, namespace=namespace))
-            pod, status = pod_and_status(raw, ours)
+            pod, status = pod_and_status(raw, ours, foreign_annotations(REPORT_FEATURES))
             raw_events, notes = await self._events(namespace, pod.uid)
             status = replace(status, events=events(raw_events, status))
             nodes = self.page_state.readable if self.page_state.shows_nodes(scope) else None
@@ -335,12 +352,18 @@ class PageRoutes:
 
         `nodes` have all names; None: they cannot be read.
         """
+        claims = self.page_state.watched.claims_of(pod.namespace)
+        histories = await self._histories(pod, status, scope.caller.user)
+        now_s = time.time()
         told, answers = await explained(
             *(self.client, pod, status, self.page_state.watched.cluster.resources, nodes),
             most=_MOST_EXPLAINED,
-            claims=self.page_state.watched.claims_of(pod.namespace),
-            histories=await self._histories(pod, status, scope.caller.user),
-            may_see=scope.may_see,
+            followed={} if claims is None else {RESOURCE_CLAIMS: claims},
+            features=REPORT_FEATURES,
+            settings=EXTENDER_KNOBS,
+            slow=tuple
+            if histories is None
+            else lambda: slowness(histories, pod.namespace, pod.name, now_s, scope.may_see),
             shown=scope.of,
         )
         return [*told, *explain(answers, _MOST_EXPLAINED)]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.cluster.objects.decoding import PodReader, UnreadableObjectError
 from gpu_device_plugin.features.claims.claim_objects import read_claim
 from gpu_device_plugin.features.claims.contract import DRIVER, Claim, Consumer, Device, DeviceRequest, Parameters
+from gpu_device_plugin.kubernetes.objects.decoding import PodReader, UnreadableObjectError
 
 ALLOCATED: dict[str, Any] = {
     "apiVersion": "resource.k8s.io/v1",

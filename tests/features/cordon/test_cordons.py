@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.cluster.client.errors import ConflictError
-from gpu_device_plugin.cluster.writers.own_node import OwnNode
 from gpu_device_plugin.features.cordon.node import KEPT_FOR_S, Cordons
+from gpu_device_plugin.kubernetes.client.api_client import Client
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
+from gpu_device_plugin.kubernetes.client.errors import ConflictError
+from gpu_device_plugin.kubernetes.writers.own_node import OwnNode
 from gpu_device_plugin.model.contract.cordons import Cordon, read_cordons, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
 from gpu_device_plugin.model.telemetry import GpuTelemetry
@@ -26,8 +26,8 @@ from tests.node.harness import pod
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpu_device_plugin.cluster.client.answers import ApiAnswer
-    from gpu_device_plugin.cluster.objects.decoding import ObjectKind
+    from gpu_device_plugin.kubernetes.client.answers import ApiAnswer
+    from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind
     from tests.cluster_double.api_server import ApiServer
 
 WHY = Cordon("alice", "2026-11-28T18:00:00Z", "a fan is loud")

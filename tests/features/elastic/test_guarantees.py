@@ -8,9 +8,9 @@ import threading
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.features.elastic.contract import NO_ANSWER, Answer, read_answer
 from gpu_device_plugin.features.elastic.guarantees import Guarantees
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
+from gpu_device_plugin.model.contract.reservations import NO_ANSWER, Answer, read_answer
 from tests.cluster_double import troubles
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import cluster

@@ -11,11 +11,11 @@ import pytest
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.cluster.writers.evictions import Eviction, EvictionOutcome
 from gpu_device_plugin.features.eviction.evictor import Evictor
 from gpu_device_plugin.features.eviction.rules import Candidate
 from gpu_device_plugin.features.history.contract import IncidentKind
 from gpu_device_plugin.features.history.rules.incidents import Trigger
+from gpu_device_plugin.kubernetes.writers.evictions import Eviction, EvictionOutcome
 from gpu_device_plugin.model.pods import Pod
 from tests.node.contexts import context, settings
 from tests.patience import eventually

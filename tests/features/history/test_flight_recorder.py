@@ -23,7 +23,7 @@ from gpu_device_plugin.features.history.contract import (
 from gpu_device_plugin.features.history.flight_recorder import FlightRecorder
 from gpu_device_plugin.features.history.rules.incidents import MOST_INCIDENTS, Trigger
 from gpu_device_plugin.features.history.sampling import History
-from gpu_device_plugin.features.use.contract import ContainerUse, NodeUse
+from gpu_device_plugin.model.contract.node_use import ContainerUse, NodeUse
 from gpu_device_plugin.model.telemetry import GpuTelemetry
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.node.node_api import Happening

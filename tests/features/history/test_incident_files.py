@@ -25,7 +25,7 @@ from gpu_device_plugin.features.history.contract import (
 )
 from gpu_device_plugin.features.history.flight_recorder import IncidentFiles
 from gpu_device_plugin.features.history.rules.incidents import MOST_INCIDENTS
-from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeUse
+from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
 from gpu_device_plugin.model.telemetry import GpuTelemetry
 

@@ -12,12 +12,13 @@ import pytest
 
 from gpu_device_plugin.aio.http import JSON, Page, Request
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.features.history.contract import LARGEST_HISTORY, STEPS, NodeHistory
+from gpu_device_plugin.features.history.contract import STEPS, NodeHistory
 from gpu_device_plugin.features.history.rules.ring import ROOM, GpuSample, Ring
 from gpu_device_plugin.features.history.sampling import History, encoded
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
+from gpu_device_plugin.model.contract.keys import LARGEST_ANSWER
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.shares import Shares
 from gpu_device_plugin.model.telemetry import GpuTelemetry, TelemetryGroup
@@ -255,7 +256,7 @@ def test_an_answer_of_a_full_node_is_bounded_and_has_the_containers_with_the_mos
         ring.tick(15.0 * step, [GpuSample(SHARES.gpus[0], 9999)], uses, throttled)
     selection = ring.select(uuids=["GPU-0"])
     assert selection is not None
-    for most in (LARGEST_HISTORY, 100_000, 1):
+    for most in (LARGEST_ANSWER, 100_000, 1):
         content = encoded(selection, 0.0, most)
         history = msgspec.json.decode(content, type=NodeHistory)
         kept = len(history.containers)

@@ -15,8 +15,6 @@ import msgspec
 import pytest
 
 from gpu_device_plugin.aio.http import Page, Request
-from gpu_device_plugin.core.report.finding import Unknown
-from gpu_device_plugin.core.report.why.slowness import slowness
 from gpu_device_plugin.features.history.contract import (
     HISTORY_PATH,
     INCIDENTS_PATH,
@@ -24,8 +22,10 @@ from gpu_device_plugin.features.history.contract import (
     IncidentList,
     NodeHistory,
 )
+from gpu_device_plugin.features.history.rules.slowness import slowness
 from gpu_device_plugin.features.history.sampling import History
 from gpu_device_plugin.features.use.node import Use
+from gpu_device_plugin.report.rules.finding import Unknown
 from tests.node.cluster_harness import cluster
 from tests.node.harness import pod
 from tests.nvml_mock import Mock
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.core.report.finding import Finding
     from gpu_device_plugin.node.agent import NodeAgent
+    from gpu_device_plugin.report.rules.finding import Finding
     from tests.node.cluster_harness import Cluster
 
 T = TypeVar("T")

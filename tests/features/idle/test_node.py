@@ -9,11 +9,11 @@ import pytest
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.idle.node import Idle
-from gpu_device_plugin.features.use.contract import read_node_use
 from gpu_device_plugin.features.use.node import Use, UseReports
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.model.contract.keys import IDLE_SINCE
+from gpu_device_plugin.model.contract.node_use import read_node_use
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.settings.knobs import SettingsError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.features.mps.contract import MPS_FILES, STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
-from gpu_device_plugin.features.mps.node import Mps
+from gpu_device_plugin.features.mps.node import MPS_READY, Mps
 from gpu_device_plugin.model.contract.keys import SET_LIMITS_LABEL
 from gpu_device_plugin.model.contract.variables import LIMITS
 from gpu_device_plugin.model.pods import ContainerKind
@@ -188,7 +188,7 @@ async def test_a_daemon_that_fails_is_reported_takes_nobody_and_recovers(
         supervisor.broken[gpu] = MpsGpu(status, "a client was killed")
         await seen(node, gpu, status)
         await node.until(lambda: f"MPS does not serve GPU 0 ({gpu})" in caplog.text)
-        assert agent.metrics_state().mps == {gpu: False}
+        assert dict(agent.gauges())[MPS_READY] == [((gpu,), False)]
         refused = await node.kubelet.admit(pod("q", mem=3))
         assert f"does not serve new clients ({status}: a client was killed)" in refused.message
         agent.features.of(Mps).stop_s = 0.1
@@ -197,7 +197,7 @@ async def test_a_daemon_that_fails_is_reported_takes_nobody_and_recovers(
         del supervisor.broken[gpu]
         await seen(node, gpu, MpsStatus.READY)
         await node.until(lambda: f"MPS serves GPU 0 ({gpu}) again" in caplog.text)
-        assert agent.metrics_state().mps == {gpu: True}
+        assert dict(agent.gauges())[MPS_READY] == [((gpu,), True)]
         assert (await node.kubelet.restart_container(client, "main")).only.running
         assert (await node.kubelet.admit(pod("r", mem=3))).only.running
 

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.features.use.contract import SERVED, GpuUse, read_node_use
 from gpu_device_plugin.features.use.node import Use, UseReports
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ, AttributedUse, UseReading
 from gpu_device_plugin.features.use.rules.use_report import FRESH_S, SELDOM_S, SOON_S
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract.keys import NODE_USE
+from gpu_device_plugin.model.contract.node_use import SERVED, GpuUse, read_node_use
 from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from gpu_device_plugin.features.use.contract import NodeUse
     from gpu_device_plugin.model.allocations import Place
+    from gpu_device_plugin.model.contract.node_use import NodeUse
 
 UID = "0f5d3a31-9a3b-4c6e-8c5b-6a7b8c9d0e1f"
 ID = "5ad9" * 16

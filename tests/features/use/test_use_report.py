@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
-from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeUse, read_node_use
 from gpu_device_plugin.features.use.node import UseReports
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ, WITHOUT_HOST_PID
 from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.model.contract.keys import NODE_USE
+from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, NodeUse, read_node_use
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.settings.sources import Sources
 from tests.node.cluster_harness import NODE, cluster

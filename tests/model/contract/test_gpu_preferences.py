@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuPreferences, read_preferences
+from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuSelector, read_preferences
 from gpu_device_plugin.model.contract.keys import (
     AVOID_MODEL,
     AVOID_UUID,
@@ -49,7 +49,7 @@ def test_every_wish_is_read() -> None:
             NODE_POLICY: "binpack",
         }
     )
-    assert preferences == GpuPreferences(
+    assert preferences == GpuSelector(
         ("A100", "H100"), ("T4",), frozenset({"GPU-1", "GPU-2"}), frozenset({"GPU-2"}), "spread", "binpack"
     )
 
@@ -77,22 +77,22 @@ def test_wishes_for_models_or_gpus_are_choosy(key: str) -> None:
     ],
 )
 def test_a_model_matches_by_whole_words(product: str, wanted: str, same: bool) -> None:  # noqa: FBT001  (a table's column)
-    assert GpuPreferences(use_models=(wanted,)).allow_model(product) is same
-    assert GpuPreferences(avoid_models=(wanted,)).allow_model(product) is not same
+    assert GpuSelector(use_models=(wanted,)).allow_model(product) is same
+    assert GpuSelector(avoid_models=(wanted,)).allow_model(product) is not same
 
 
 @pytest.mark.parametrize(
     ("preferences", "allowed"),
     [
-        (GpuPreferences(use_models=("T4",)), {"Tesla T4"}),
-        (GpuPreferences(use_models=("A10", "T4")), {"Tesla T4", "NVIDIA A10"}),
-        (GpuPreferences(avoid_models=("T4",)), {"NVIDIA A10", ""}),
-        (GpuPreferences(avoid_models=("T4", "A10")), {""}),
-        (GpuPreferences(use_models=("T4",), avoid_models=("Tesla",)), set()),
-        (GpuPreferences(use_models=("A10", "T4"), avoid_models=("T4",)), {"NVIDIA A10"}),
+        (GpuSelector(use_models=("T4",)), {"Tesla T4"}),
+        (GpuSelector(use_models=("A10", "T4")), {"Tesla T4", "NVIDIA A10"}),
+        (GpuSelector(avoid_models=("T4",)), {"NVIDIA A10", ""}),
+        (GpuSelector(avoid_models=("T4", "A10")), {""}),
+        (GpuSelector(use_models=("T4",), avoid_models=("Tesla",)), set()),
+        (GpuSelector(use_models=("A10", "T4"), avoid_models=("T4",)), {"NVIDIA A10"}),
     ],
 )
-def test_models_are_allowed_by_the_wishes(preferences: GpuPreferences, allowed: set[str]) -> None:
+def test_models_are_allowed_by_the_wishes(preferences: GpuSelector, allowed: set[str]) -> None:
     """A node that does not name its models has an empty one: it is never required, and never excluded."""
     assert {model for model in ("Tesla T4", "NVIDIA A10", "") if preferences.allow_model(model)} == allowed
 
@@ -100,13 +100,13 @@ def test_models_are_allowed_by_the_wishes(preferences: GpuPreferences, allowed: 
 @pytest.mark.parametrize(
     ("preferences", "allowed"),
     [
-        (GpuPreferences(use_uuids=("GPU-1",)), {"GPU-1"}),
-        (GpuPreferences(use_uuids=("GPU-1", "GPU-2")), {"GPU-1", "GPU-2"}),
-        (GpuPreferences(avoid_uuids=("GPU-1",)), {"GPU-2", ""}),
-        (GpuPreferences(use_uuids=("GPU-1", "GPU-2"), avoid_uuids=("GPU-1",)), {"GPU-2"}),
+        (GpuSelector(use_uuids=("GPU-1",)), {"GPU-1"}),
+        (GpuSelector(use_uuids=("GPU-1", "GPU-2")), {"GPU-1", "GPU-2"}),
+        (GpuSelector(avoid_uuids=("GPU-1",)), {"GPU-2", ""}),
+        (GpuSelector(use_uuids=("GPU-1", "GPU-2"), avoid_uuids=("GPU-1",)), {"GPU-2"}),
     ],
 )
-def test_gpus_are_allowed_by_their_uuid(preferences: GpuPreferences, allowed: set[str]) -> None:
+def test_gpus_are_allowed_by_their_uuid(preferences: GpuSelector, allowed: set[str]) -> None:
     assert {uuid for uuid in ("GPU-1", "GPU-2", "") if preferences.allow_uuid(uuid)} == allowed
 
 
@@ -155,7 +155,7 @@ def test_a_model_is_compared_once_however_many_gpus_are_of_it() -> None:
 
 
 def test_the_cache_of_models_is_bounded() -> None:
-    preferences = GpuPreferences(use_models=("T4",))
+    preferences = GpuSelector(use_models=("T4",))
     assert not any(preferences.allow_model(f"T{n}") for n in range(5, 3000))
     assert len(preferences._models) <= 1000
     assert preferences.allow_model("T4")
@@ -177,7 +177,7 @@ def test_junk_is_malformed_at_worst(annotations: dict[str, str]) -> None:
         return
     assert {preferences.gpu_policy, preferences.node_policy} <= {None, *POLICIES}
     for model in preferences.use_models:
-        avoided = GpuPreferences(use_models=preferences.avoid_models)
+        avoided = GpuSelector(use_models=preferences.avoid_models)
         assert preferences.allow_model(model) is not (bool(preferences.avoid_models) and avoided.allow_model(model))
 
 

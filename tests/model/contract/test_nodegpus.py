@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.cluster.candidate import by_division, gpus_of_node, with_cordons
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS, NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
 from gpu_device_plugin.model.contract.nodegpus import (
@@ -28,6 +27,7 @@ from gpu_device_plugin.model.contract.nodegpus import (
 from gpu_device_plugin.model.gpus import Closeness, Gpu, Inventory, Link, Links, MigInstance
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.shares import Shares
+from gpu_device_plugin.scheduler.rules.candidate import by_division, gpus_of_node, with_cordons
 
 WHOLE = {
     "version": 1,

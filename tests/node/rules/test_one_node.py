@@ -80,7 +80,7 @@ class Running:
 
 @dataclass
 class Agent:
-    """The node agent's part: the core, and its mutable state."""
+    """The node agent's part: the rules, and their mutable state."""
 
     node: Node
     policy: str = "binpack"

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from gpu_device_plugin.cli import parse
-from gpu_device_plugin.core.cost import GIVEN, MEMORY
+from gpu_device_plugin.features.cost.rules import GIVEN, MEMORY
 from gpu_device_plugin.programs.cost.cost_program import main
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.ports import free_ports

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.aio.http import Page, page_at, serving_routes
-from gpu_device_plugin.core.report.finding import Unknown
-from gpu_device_plugin.core.report.findings.symptoms import AgentSeen
 from gpu_device_plugin.programs.doctor.node_reading import agents, ask
+from gpu_device_plugin.programs.doctor.rules.symptoms import AgentSeen
+from gpu_device_plugin.report.rules.finding import Unknown
 from gpu_device_plugin.settings.forms import Address
 from tests.names import COUNT, MEM
 from tests.node.harness import world

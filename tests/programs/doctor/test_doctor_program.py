@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin import cli
-from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.core.report.finding import Severity, Unknown, examine
-from gpu_device_plugin.core.report.findings.node_checks import CHECKS
-from gpu_device_plugin.core.report.findings.symptoms import ApiSeen, NodeSymptoms, Profiles
 from gpu_device_plugin.features.mps.rules.mps_admission import NOT_THERE
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
+from gpu_device_plugin.kubernetes.client.api_client import Client
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.programs.doctor import node_reading
 from gpu_device_plugin.programs.doctor.doctor_program import (
     CLAIMS,
@@ -34,6 +31,9 @@ from gpu_device_plugin.programs.doctor.doctor_program import (
     settings_of,
 )
 from gpu_device_plugin.programs.doctor.node_reading import Running
+from gpu_device_plugin.programs.doctor.rules.node_checks import CHECKS
+from gpu_device_plugin.programs.doctor.rules.symptoms import ApiSeen, NodeSymptoms, Profiles
+from gpu_device_plugin.report.rules.finding import Severity, Unknown, examine
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.sources import Sources
 from tests.cluster_double.troubles import Answer, Garbage

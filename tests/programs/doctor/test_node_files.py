@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.report.finding import Unknown
-from gpu_device_plugin.core.report.findings.symptoms import Runtime
 from gpu_device_plugin.features.mps.contract import MPS_FILES, STATE_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import NOT_THERE, SILENT
 from gpu_device_plugin.kubelet import checkpoint
@@ -23,6 +21,8 @@ from gpu_device_plugin.programs.doctor.node_reading import (
     runtimes,
     toolkit,
 )
+from gpu_device_plugin.programs.doctor.rules.symptoms import Runtime
+from gpu_device_plugin.report.rules.finding import Unknown
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.testing.kubelet.kubelet_files import Grant, write_checkpoint
 from tests.names import COUNT, MEM

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from gpu_device_plugin.core.report.findings.symptoms import Runtime
+    from gpu_device_plugin.programs.doctor.rules.symptoms import Runtime
 
 CONFIG, DROP_IN = "etc/containerd/config.toml", "etc/containerd/conf.d/99-nvidia.toml"
 IMPORT = 'imports = ["/etc/containerd/conf.d/*.toml"]'

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.report.finding import Unknown
 from gpu_device_plugin.programs.inspect.inspect_program import main
+from gpu_device_plugin.report.rules.finding import Unknown
 from tests.findings import told
 from tests.programs.inspect.proxied import failure, forbidden
 from tests.programs.inspect.test_cluster_reading import kubectl, listed, read, well

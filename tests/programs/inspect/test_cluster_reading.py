@@ -13,15 +13,15 @@ from urllib.parse import urlencode
 import pytest
 import yaml
 
-from gpu_device_plugin.cluster.objects.decoding import NODES, NOT_ENDED, PODS
-from gpu_device_plugin.core.report.finding import Unknown
-from gpu_device_plugin.core.report.findings.component_checks import ADMISSION_POLICIES
-from gpu_device_plugin.core.report.findings.symptoms import Karpenter, Lease
+from gpu_device_plugin.kubernetes.kubectl import reaching
+from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS
 from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
+from gpu_device_plugin.programs.doctor.rules.component_checks import ADMISSION_POLICIES
+from gpu_device_plugin.programs.doctor.rules.symptoms import Karpenter, Lease
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.inspect_program import main
-from gpu_device_plugin.programs.kubectl import reaching
+from gpu_device_plugin.report.rules.finding import Unknown
 from tests.claim_values import claim_json, part_json
 from tests.names import MEM
 from tests.programs.inspect.proxied import ProxiedApi, failure, forbidden
@@ -32,7 +32,7 @@ from tests.resources import RESOURCES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.core.report.findings.symptoms import ClusterSymptoms
+    from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms
 
 PROXY = "/api/v1/namespaces/gpushare/pods/scheduler-0:9402/proxy/metrics"
 
@@ -400,7 +400,7 @@ def test_pods_that_choose_gpus_by_a_variable_are_named(tmp_path: Path) -> None:
     agent = ours("agent-b", "node", "node-a", "x:0.1.0")
     agent["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
     pages["/api/v1/pods"]["items"].append(agent)
-    assert read(tmp_path, pages).meddling == ("default/all",)
+    assert read(tmp_path, pages).pods_overriding_visible_devices == ("default/all",)
 
 
 def test_leases_and_configurations_are_those_of_the_parts_that_run(tmp_path: Path) -> None:

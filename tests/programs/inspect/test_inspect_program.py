@@ -17,13 +17,13 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import yaml
 
-from gpu_device_plugin.cluster.client.api_client import Timing
-from gpu_device_plugin.cluster.client.errors import ApiError
-from gpu_device_plugin.cluster.objects.decoding import NODES
+from gpu_device_plugin.kubernetes.client.api_client import Timing
+from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.kubernetes.kubectl import reaching
+from gpu_device_plugin.kubernetes.objects.decoding import NODES
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
-from gpu_device_plugin.programs.inspect.arguments import COMMANDS, parse
-from gpu_device_plugin.programs.inspect.inspect_program import main
-from gpu_device_plugin.programs.kubectl import reaching
+from gpu_device_plugin.programs.inspect.arguments import parse
+from gpu_device_plugin.programs.inspect.inspect_program import COMMANDS, main
 from gpu_device_plugin.testing.cluster.cluster_kinds import field_selector
 from gpu_device_plugin.testing.cluster.cluster_store import merge, strategic_merge
 from tests.cluster_double.selectors import label_selector
@@ -34,7 +34,7 @@ from tests.reports import SINCE, part, written
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gpu_device_plugin.features.use.contract import ContainerUse
+    from gpu_device_plugin.model.contract.node_use import ContainerUse
     from gpu_device_plugin.model.resources import Resource
 
 PROG = "kubectl inspect gpushare"
@@ -1017,13 +1017,13 @@ def environ(world: World, **more: str) -> dict[str, str]:
     ],
 )
 def test_flags_may_stand_before_the_command(words: list[str], meant: list[str]) -> None:
-    assert parse(PROG, words) == parse(PROG, meant)
+    assert parse(PROG, words, COMMANDS) == parse(PROG, meant, COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_has_a_help_of_its_own(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse(PROG, [command, "--help"])
+        parse(PROG, [command, "--help"], COMMANDS)
     said = capsys.readouterr().out
     assert said.startswith(f"usage: {PROG} {command} ")
     assert ("--sort-by" in said) == (command == "top")

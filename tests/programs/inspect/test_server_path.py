@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gpu_device_plugin.cluster.objects.decoding import NODES
-from gpu_device_plugin.programs.kubectl import Selected, reaching, selected
+from gpu_device_plugin.kubernetes.kubectl import Selected, reaching, selected
+from gpu_device_plugin.kubernetes.objects.decoding import NODES
 from tests import builders
 from tests.cluster_double.api_server import ApiServer
 from tests.patience import REAL_S, eventually

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpu_device_plugin.core.report.why.slowness import slowness
-from gpu_device_plugin.features.use.contract import GpuUse
+from gpu_device_plugin.features.history.rules.slowness import slowness
+from gpu_device_plugin.model.contract.node_use import GpuUse
 from gpu_device_plugin.model.times import rfc3339
 from tests.programs.inspect.proxied import forbidden
 from tests.programs.inspect.test_inspect_program import World, gpu, node, pod

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.cli import parse
-from gpu_device_plugin.core.value.workload_mix import PodKind
 from gpu_device_plugin.features.elastic.rules.reclaiming import shortage_mib
+from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse
 from gpu_device_plugin.programs.simulate.burst import Borrower, Replayed, guarantees, replay
 from gpu_device_plugin.programs.simulate.model import Recording, Workload

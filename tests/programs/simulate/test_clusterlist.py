@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.cluster.objects.decoding import UnreadableObjectError
-from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
+from gpu_device_plugin.kubernetes.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.model.contract.keys import NODE_GPUS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus, write_node_gpus
 from gpu_device_plugin.programs.simulate.clusterlist import read_cluster

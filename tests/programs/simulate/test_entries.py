@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_device_plugin.core.value.workload_mix import PodKind
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.programs.simulate.entries import (
     EntryError,
     nodes_in,
@@ -31,7 +31,7 @@ def test_pods_in_words_may_be_parts_of_a_gpu_whole_gpus_or_neither() -> None:
     assert kinds_in("2x mem=8,cpu=500m,memory=1Gi; count=4 model=A10|T4; mem=16 split=2; cpu=2") == [
         PodKind(8, 1, 500, 1024),
         PodKind(8, 1, 500, 1024),
-        PodKind(0, 4, wishes=GpuPreferences(("A10", "T4"))),
+        PodKind(0, 4, selector=GpuSelector(("A10", "T4"))),
         PodKind(8, 2),
         PodKind(cpu_milli=2000, gpus=0),
     ]

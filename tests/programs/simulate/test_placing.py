@@ -1,4 +1,4 @@
-"""The simulator places pods as the core says."""
+"""The simulator places pods as the rules say."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.value.placing import Placer, Start
-from gpu_device_plugin.core.value.workload_mix import NodeType, PodKind
-from gpu_device_plugin.model.contract.gpu_preferences import GpuPreferences
+from gpu_device_plugin.features.learning.rules.arrivals import Placer, Start
+from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.programs.simulate.experiment import POLICIES, run
 from gpu_device_plugin.programs.simulate.model import Workload, capacity_of, departing, until
 from gpu_device_plugin.settings.knobs import UsageError
@@ -88,7 +88,7 @@ def test_no_policy_gives_an_instance_as_a_gpu_or_memory_of_two(policy: str) -> N
 
 def test_a_pod_takes_what_its_models_cpu_and_memory_allow() -> None:
     picky = Workload(
-        (PodKind(20, 1, wishes=GpuPreferences(("A10",))), PodKind(1, 1, 32_001), PodKind(1, 1, 0, 131_073)),
+        (PodKind(20, 1, selector=GpuSelector(("A10",))), PodKind(1, 1, 32_001), PodKind(1, 1, 0, 131_073)),
         (0, 0, 0, 1, 2),
     )
     for policy in POLICIES:

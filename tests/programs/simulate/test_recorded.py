@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
 from gpu_device_plugin.programs.simulate.entries import EntryError
 from gpu_device_plugin.programs.simulate.model import Recording, Workload
 from gpu_device_plugin.programs.simulate.sources import recorded_in

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.cli import parse
-from gpu_device_plugin.core.value.marginal_value import Left
-from gpu_device_plugin.core.value.workload_mix import PodKind
+from gpu_device_plugin.features.learning.rules.marginal_value import FreeCapacity
+from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
 from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.experiment import POLICIES
 from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Workload
@@ -93,7 +93,7 @@ def test_the_answer_names_the_reasons_of_most_pods_first_and_three_at_most() -> 
     """On GPUs of which 9, 9 and 4 of 10 shares are taken, the last on a node that has no CPU left either."""
     (one, two), last = nodes_in("2x gpus=1 mem=10"), nodes_in("gpus=1 mem=10 model=T4 cpu=2 memory=1Gi")[0]
     taken = [replace(node, left=replace(node.left, frees=(1,))) for node in (one, two)]
-    nodes = (*taken, replace(last, left=Left((6,), 0, 1024)))
+    nodes = (*taken, replace(last, left=FreeCapacity((6,), 0, 1024)))
     workload = Workload.of(pods_in("mem=4 cpu=1; 9x mem=7; 8x count=1 model=T4; 2x mem=6 memory=1Gi cpu=1; 3x mem=11"))
     refused = [False] * len(workload.pods)
     outcome = SimulationOutcome("fit", workload.pods, refused, [1.0] * len(refused), 30.0, 0.0, nodes)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from gpu_device_plugin.cluster.client.api_client import Client, Timing
-from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.kubernetes.client.api_client import Client, Timing
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.programs.web.callers import LocalCallers
 from gpu_device_plugin.programs.web.web_program import PageServer
 from gpu_device_plugin.programs.web.web_routes import AboutPage

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.client.config import ClusterConfig
 from gpu_device_plugin.features.history.contract import IncidentList, NodeHistory
+from gpu_device_plugin.kubernetes.agent_reader import AgentReader, AgentUnreadableError
+from gpu_device_plugin.kubernetes.client.api_client import Client
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.programs.web.figures import KEPT_S, AgentFigures, AgentHistory
-from gpu_device_plugin.view.agent_reader import AgentReader, AgentUnreadableError
 from tests.cluster_double.troubles import Answer
 from tests.histories import hour, summary, used_by
 from tests.patience import eventually

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.cluster.client.errors import ApiError, UnavailableError
+from gpu_device_plugin.kubernetes.client.api_client import Client
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
+from gpu_device_plugin.kubernetes.client.errors import ApiError, UnavailableError
 from gpu_device_plugin.programs.web.callers import AccessReviews, Caller, CallerScope, ReviewedCallers, User
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.reviews import Account
@@ -20,8 +20,8 @@ from tests.patience import eventually, stretched
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from gpu_device_plugin.cluster.client.answers import ApiAnswer
-    from gpu_device_plugin.cluster.objects.decoding import ObjectKind
+    from gpu_device_plugin.kubernetes.client.answers import ApiAnswer
+    from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind
 
 ANNA = Account(
     "anna",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from gpu_device_plugin.cluster.client.config import ClusterConfig
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.programs.web.web_program import ClusterPage
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.sources import Sources

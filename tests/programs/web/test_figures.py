@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
-from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.features.use.contract import SERVED, GpuUse, NodeUse, write_node_use
+from gpu_device_plugin.kubernetes.client.api_client import Client
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
+from gpu_device_plugin.model.contract.node_use import SERVED, GpuUse, NodeUse, write_node_use
 from gpu_device_plugin.programs.web.figures import AgentFigures
 from tests.builders import node, pod
 from tests.cluster_double.api_server import ApiServer

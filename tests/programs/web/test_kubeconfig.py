@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from gpu_device_plugin.programs.kubectl import ClusterUnreadableError, reaching
+from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, reaching
 from tests.builders import container, node, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.patience import eventually, stretched

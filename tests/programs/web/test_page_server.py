@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import aiohttp
 import pytest
 
-from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.client.config import ClusterConfig
-from gpu_device_plugin.cluster.client.errors import Call, UnavailableError
-from gpu_device_plugin.core.report.overview_document import redacted
-from gpu_device_plugin.features.use.contract import GpuUse, NodeUse
+from gpu_device_plugin.kubernetes.client.api_client import Client
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
+from gpu_device_plugin.kubernetes.client.errors import Call, UnavailableError
 from gpu_device_plugin.model.contract.keys import ALLOCATION, NODE_GPUS
+from gpu_device_plugin.model.contract.node_use import GpuUse, NodeUse
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
 from gpu_device_plugin.programs.web.callers import Caller, LocalCallers, ReviewedCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresState
@@ -27,6 +26,7 @@ from gpu_device_plugin.programs.web.page_state import MOST_WAITING
 from gpu_device_plugin.programs.web.streams import Streams
 from gpu_device_plugin.programs.web.web_program import CONNECTIONS
 from gpu_device_plugin.programs.web.web_routes import HEADERS
+from gpu_device_plugin.report.rules.overview_document import redacted
 from tests.builders import GPU_MEM, container, node, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.reviews import Account
@@ -627,6 +627,15 @@ async def test_nothing_can_be_changed(api: ApiServer, method: str) -> None:
     ):
         assert answer.status == 405
         assert "Content-Security-Policy" in answer.headers
+
+
+async def test_files_below_folders_are_served_and_nothing_beside_them(api: ApiServer) -> None:
+    async with served(api) as page:
+        library = "vendor/lit-html/"
+        status, text = await page.get(f"{library}directives/repeat.js")
+        assert (status, "export{" in text) == (200, True)
+        for path in ("LICENSE", "", "%2e%2e/%2e%2e/%2e%2e/web_routes.py", "..%2f..%2fmain.js", "//lit-html.js"):
+            assert (await page.get(f"{library}{path}"))[0] == 404
 
 
 async def test_a_foreign_host_is_refused(api: ApiServer) -> None:

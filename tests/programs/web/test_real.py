@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from gpu_device_plugin.cluster.client.api_client import Client
-from gpu_device_plugin.cluster.objects.decoding import NODES, PODS, ObjectKind
+from gpu_device_plugin.kubernetes.client.api_client import Client
+from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS, ObjectKind
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from tests.builders import GPU_MEM, container, pod
 from tests.patience import REAL_S
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from gpu_device_plugin.cluster.client.config import ClusterConfig
-    from tests.cluster.conftest import RealServer
+    from gpu_device_plugin.kubernetes.client.config import ClusterConfig
+    from tests.kubernetes.conftest import RealServer
 
 _TOKEN_REVIEWS = ObjectKind("tokenreviews", group="authentication.k8s.io")
 

@@ -23,8 +23,11 @@ from gpu_device_plugin.features.eviction.rules import Candidate, spared
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse
 from gpu_device_plugin.features.use.rules.use_report import AskedToReturn
 from gpu_device_plugin.model.allocations import AllocationSource
-from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT
+from gpu_device_plugin.model.contract.keys import FRAMEWORKS, MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT
+from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.report.rules.printing import counted, duration, mib, printable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -119,7 +122,7 @@ class ReclaimState:
                 continue
             if due := min(short, sum(use.borrowed_mib for use in on_gpu)):
                 missing[uuid] = due
-            for use, mib in _amounts(on_gpu, before, due):
+            for use, part_mib in _amounts(on_gpu, before, due):
                 known = use.used_mib is not None
                 was = before.get(use.place)
                 since = reading.at if was is None else was.since
@@ -128,7 +131,7 @@ class ReclaimState:
                     use.place,
                     since,
                     reading.at if known or was is None else was.seen,
-                    mib if known or was is None else was.mib,
+                    part_mib if known or was is None else was.mib,
                     use.borrowed_mib if known or was is None else was.borrowed_mib,
                     since + grace_s - spent_s if evicts and _evictable(use) else None,
                     _needed_by(on_gpu, starting),
@@ -346,3 +349,76 @@ def _guaranteed_mib(of_pod: Iterable[AttributedUse]) -> int:
     of_pod = tuple(of_pod)
     together = [use.holding.pod_granted.get(use.uuid, 0) for use in of_pod if use.holding is not None]
     return max(together, default=0) or sum(use.granted_mib for use in of_pod)
+
+
+_TOLD = (MEMORY_LIMIT, MEMORY_GUARANTEE, FRAMEWORKS)
+"""Annotations from which the variables of a pod's containers are made."""
+
+
+# --- What an agent says about memory that is borrowed -----------------------------------------------------------------
+
+
+def borrowed(request: ReclaimRequest, gpu: str) -> str:
+    """Return what a container borrows, and who needs it, as a clause for its owner; `gpu` as for `use_of`."""
+    needed_by = f" for {request.told_needed_by or 'another pod'}" if request.needed_by else ""
+    return (
+        f"container {printable(request.place[1])} borrows {request.borrowed_mib:,} MiB of {gpu} beyond its guarantee, "
+        f"and {request.mib:,} MiB of that are needed{needed_by}"
+    )
+
+
+def ultimatum(request: ReclaimRequest, now: float, *, evicts: bool) -> str:
+    """Return what happens to a pod that does not return what is needed, as a clause; `now` in monotonic seconds."""
+    if not evicts:
+        return "nothing evicts it, since the setting borrowers is report"
+    if request.until is None:
+        return f"nothing evicts it: {spared(request.pod) or 'it was told the limit of another container'}"
+    if request.until > now:
+        return f"in {duration(request.until - now)} it may be evicted"
+    return "it is to be evicted"
+
+
+def misdirected(holder: ContainerGpus, container: str, meant: Pod | None) -> str:
+    """Say that a container was started with the answer that was made for another; empty if both are told the same.
+
+    `meant` is the pod of that other one, None: it is gone, and `container` its name there.
+    """
+    pod = holder.pod
+    uuid = next(iter(holder.granted))
+    told_mib, own_mib = holder.started_mib, holder.limit_mib(uuid)
+    alike = meant is None or (pod is not None and _told(pod) == _told(meant))
+    if alike and told_mib in {None, own_mib} and holder.enforcement is not Enforcement.CUSTOM:
+        return ""
+    near = meant is not None and pod is not None and meant.namespace == pod.namespace
+    whose = (
+        f"container {container} of {meant.namespace}/{meant.name}" if near and meant else "a container of another pod"
+    )
+    limits = "" if told_mib in {None, own_mib} else f" (a limit of {mib(told_mib)}, and its own is {mib(own_mib)})"
+    return (
+        f"container {holder.container} was started with the variables of {whose}{limits}: the kubelet does not say "
+        "for which pod it asks, and asked in another order than expected. Its memory file is right, and it is not "
+        "evicted for this; delete the pod to give it its own variables"
+    )
+
+
+def _told(pod: Pod) -> tuple[object, ...]:
+    """Return what of a pod decides what its containers are told, beside the amount for each."""
+    shares = sorted(sum(each.limits.values()) for each in pod.containers if not each.devices_reused_by_later)
+    return pod.namespace, shares, *(pod.annotations.get(key) for key in _TOLD)
+
+
+def waits(missing_mib: int, gpu: str, requests: Sequence[ReclaimRequest], now: float, namespace: str) -> str:
+    """Return why a container does not start while others borrow what it is guaranteed, as the end of a sentence.
+
+    `requests` are those that have to return something of the GPU, at least one, on a node that evicts them; `namespace`
+    is that of the container's pod, whose owner learns no names of other namespaces.
+    """
+    first = max(requests, key=lambda each: each.mib)
+    pod = "another pod"
+    if first.pod is not None and first.pod.namespace == namespace:
+        pod = f"{first.pod.namespace}/{first.pod.name}"
+    more = f" and {counted(len(requests) - 1, 'other')} borrow" if len(requests) > 1 else " borrows"
+    return (
+        f"waits for {format_mib(missing_mib)} that {pod}{more} of {gpu}, asked to return {duration(now - first.since)} "
+        f"ago; {ultimatum(first, now, evicts=True)}"
+    )

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_device_plugin.features.elastic.contract import answer_to, units
+from gpu_device_plugin.features.elastic.contract import units
 from gpu_device_plugin.model.allocations import AllocationSource
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD
+from gpu_device_plugin.model.contract.reservations import answer_to
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import parse_id
@@ -22,8 +23,9 @@ from gpu_device_plugin.node.rules.ledger import IdState, Reservation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.features.elastic.contract import Allowance, Answer, PodGuarantees, Size
+    from gpu_device_plugin.features.elastic.contract import Allowance, PodGuarantees, Size
     from gpu_device_plugin.model.allocations import Allocation
+    from gpu_device_plugin.model.contract.reservations import Answer
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.shares import SharedGpu, Shares
     from gpu_device_plugin.node.rules.ledger import ContainerKey, Reservations

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.features.history.contract import Decision
-    from gpu_device_plugin.features.use.contract import NodeUse
     from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
+    from gpu_device_plugin.model.contract.node_use import NodeUse
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.model.telemetry import GpuReading

@@ -8,10 +8,12 @@ into steps, and a step without a tick has unknown values, so that all series sta
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from gpu_device_plugin.features.history.contract import STEP_S, STEPS, ContainerHistory, GpuHistory, NodeHistory
+from gpu_device_plugin.model.gauges import Gauge, Gauges
+from gpu_device_plugin.model.telemetry import GpuTelemetry, Throttle
 from gpu_device_plugin.model.times import rfc3339
 
 if TYPE_CHECKING:
@@ -19,8 +21,9 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.features.use.rules.process_use import AttributedUse
     from gpu_device_plugin.model.allocations import Place
+    from gpu_device_plugin.model.gauges import Gauges
     from gpu_device_plugin.model.shares import SharedGpu
-    from gpu_device_plugin.model.telemetry import GpuTelemetry
+    from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 
 _Values: TypeAlias = "Mapping[str, int | None]"
 """By the name of the column; what is not there is not known."""
@@ -292,3 +295,24 @@ def _unit_mib(gpu: GpuHistory) -> int:
 def _in(unit: int, value: int | None) -> int | None:
     """Return a value in multiples of `unit`, rounded."""
     return None if value is None else (value + unit // 2) // unit
+
+
+_THROTTLED = Gauge(
+    "gpushare_gpu_throttled", "1 while the clocks of the GPU are lowered for this reason.", ("gpu", "reason")
+)
+
+
+def condition_gauges(metrics: NodeMetrics, known: Mapping[str, GpuTelemetry]) -> Gauges:
+    """Return the gauges of the condition of a node's GPUs, by UUID, as far as it is known."""
+    cards = dict.fromkeys(shared.gpu.card for shared in metrics.gpus)
+    telemetry = [known[card] for card in cards if card in known]
+    for each in fields(GpuTelemetry):
+        if shown := each.metadata.get("gauge"):
+            name, meaning, unit = shown
+            whole = f"gpushare_gpu_{name.removesuffix('_total')}"
+            values = [((gpu.uuid,), getattr(gpu, each.name)) for gpu in telemetry]
+            gauge = Gauge(whole, meaning, ("gpu",), grows=name.endswith("_total"))
+            yield gauge, [(labels, value * unit) for labels, value in values if value is not None]
+    told = [(gpu.uuid, gpu.throttle) for gpu in telemetry if gpu.throttle is not None]
+    reasons = Throttle.__members__.items()
+    yield _THROTTLED, [((uuid, name.lower()), bool(bits & bit)) for uuid, bits in told for name, bit in reasons]

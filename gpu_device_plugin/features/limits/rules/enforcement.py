@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan
-from gpu_device_plugin.model.contract.keys import SCHEDULE_LABEL, SET_LIMITS_LABEL
+from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SCHEDULE_LABEL, SET_LIMITS_LABEL
 from gpu_device_plugin.model.limits import AUTO, LIMITS, Enforcement, GpuEnforcement, LimitMeans, numbered
 from gpu_device_plugin.model.resources import Kind
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.features.limits.rules.limit_grants import ExtraGrant, Part
     from gpu_device_plugin.model.gpus import Gpu
+    from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.node.rules.container_grants import Grant
 
@@ -82,6 +83,18 @@ def wanted_enforcement(limits: str, labels: Mapping[str, str]) -> WantedEnforcem
 
 def _enforcements(limits: str) -> tuple[Enforcement, ...]:
     return () if limits == AUTO else (Enforcement(limits),)
+
+
+def asked_enforcement(labels: Mapping[str, str], setting: str) -> Enforcement | None:
+    """Return the weakest means that a node's labels, or else the setting `limits`, accept; None: any."""
+    accepted = wanted_enforcement(setting if setting in set(Enforcement) else AUTO, labels).enforcements
+    return accepted[-1] if accepted else None
+
+
+def asked_of(node: NodeRecord, by_profile: Mapping[str, str]) -> Enforcement | None:
+    """Return the same for a node of the cluster, given the setting `limits` by settings profile."""
+    profile = node.labels.get(CONFIG_LABEL, "")
+    return asked_enforcement(node.labels, by_profile.get(profile, by_profile.get(DEFAULT_PROFILE, "")))
 
 
 def enforcements(

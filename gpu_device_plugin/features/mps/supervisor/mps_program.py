@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import wait_within
-from gpu_device_plugin.core.report.gauges import Gauge
 from gpu_device_plugin.features.mps.contract import MPS_FILES, SHM_DIRECTORY, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_daemon import QUIT_S
 from gpu_device_plugin.features.mps.supervisor.gpu import TIMINGS, GpuKeeper, MpsTimings
@@ -19,6 +18,7 @@ from gpu_device_plugin.features.mps.supervisor.places import Places, open_direct
 from gpu_device_plugin.file_link import HelperLink
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.lifetime import ReloadingProgram
+from gpu_device_plugin.model.gauges import Gauge
 from gpu_device_plugin.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.core.report.gauges import Gauges
     from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
+    from gpu_device_plugin.model.gauges import Gauges
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)

@@ -9,8 +9,10 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.features.use.rules.container_gpus import granted_by_place
+from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, NodeUse, idle_s, to_return
+from gpu_device_plugin.model.gauges import Gauge, Value, as_bytes, columns
+from gpu_device_plugin.model.limits import LimitStatus
 from gpu_device_plugin.model.times import rfc3339
 
 if TYPE_CHECKING:
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
     from gpu_device_plugin.model.allocations import Place
+    from gpu_device_plugin.model.gauges import Gauges
     from gpu_device_plugin.model.limits import LimitState
     from gpu_device_plugin.model.shares import Shares
+    from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 
 MOST_OTHERS = 256
 """The most containers that are reported although they were not given the GPU; those with the most use are kept. Whoever
@@ -201,3 +205,81 @@ def _differ(before: int | None, after: int | None) -> bool:
     if before is None or after is None:
         return before is not after
     return abs(after - before) > max(_LEAST_MIB, _LEAST_PART * before)
+
+
+# --- For Prometheus ---------------------------------------------------------------------------------------------------
+
+_GPU_USED = (
+    Gauge("gpushare_gpu_memory_used_bytes", "Memory in use by anybody.", ("gpu",)),
+    Gauge("gpushare_gpu_memory_unattributed_bytes", "Memory in use that belongs to no pod.", ("gpu",)),
+)
+# The names of kube-state-metrics, for joins.
+_PLACE = ("namespace", "pod", "container", "gpu")
+_CONTAINER = (
+    Gauge(
+        "gpushare_container_gpu_memory_allocated_bytes",
+        "GPU memory that the container was given, its guarantee; 0 if it uses a GPU that it was not given.",
+        _PLACE,
+    ),
+    Gauge("gpushare_container_gpu_memory_used_bytes", "GPU memory that the container uses.", _PLACE),
+    Gauge(
+        "gpushare_container_gpu_memory_borrowed_bytes",
+        "GPU memory that a container with a limit above its guarantee uses beyond the guarantee.",
+        _PLACE,
+    ),
+    Gauge(
+        "gpushare_container_gpu_utilization_ratio",
+        "Part of the time in which the container keeps multiprocessors of the GPU busy, 0 to 1.",
+        _PLACE,
+    ),
+)
+_LIMIT = Gauge(
+    "gpushare_container_gpu_memory_limit_bytes",
+    "The limit of the container's GPU memory, as the driver has it where it was read back.",
+    (*_PLACE, "enforcement", "state"),
+)
+_ASKED = Gauge(
+    "gpushare_container_gpu_memory_return_asked",
+    "1 while the container is asked to return the GPU memory that it borrows.",
+    _PLACE,
+)
+_IDLE = Gauge(
+    "gpushare_container_gpu_idle_seconds",
+    "How long the container's pod has left its GPUs idle, if for the setting idle_after or longer.",
+    _PLACE,
+)
+_SHORT = Gauge("gpushare_pods_short_of_memory", "Pods of which others borrow guaranteed GPU memory that they need now.")
+
+
+def use_gauges(metrics: NodeMetrics, use: NodeUse) -> Gauges:
+    """Return the gauges of the use of a node's GPUs."""
+    known = [(shared, use.gpus.get(shared.position, GpuUse())) for shared in metrics.gpus]
+    yield from columns(
+        _GPU_USED,
+        [((shared.gpu.uuid,), (as_bytes(each.used_mib), as_bytes(each.unattributed_mib))) for shared, each in known],
+    )
+    gpus = metrics.node.shares.gpus
+    places = [((part.namespace, part.pod, part.container, gpus[part.gpu].gpu.uuid), part) for part in use.parts]
+    yield from columns(_CONTAINER, [(place, _container(part)) for place, part in places])
+    yield _LIMIT, [_limit(place, part) for place, part in places if part.enforcement is not None]
+    yield _ASKED, [(place, 1) for place, part in places if to_return(part)]
+    yield _IDLE, [(place, idle) for place, part in places if (idle := idle_s(use, part)) is not None]
+    yield _SHORT, [((), len({part.needed_by for part in use.parts if part.needed_by}))]
+
+
+def _container(part: ContainerUse) -> Sequence[float | None]:
+    # What processes of a container that is not known may use is shown with the pod's containers already.
+    given_mib = part.granted_mib if part.container or not part.granted_mib else None
+    percent = part.sm_percent
+    return (
+        as_bytes(given_mib),
+        as_bytes(part.used_mib),
+        as_bytes(part.borrowed_mib),
+        None if percent is None else percent / 100,
+    )
+
+
+def _limit(place: Sequence[str], part: ContainerUse) -> Value:
+    """Return the limit that the driver has; where it was not read back, the one that was asked for."""
+    mib = part.most_mib if part.found_mib is None else part.found_mib
+    return (*place, part.enforcement or "", part.held or LimitStatus.UNVERIFIED), mib << 20

@@ -9,9 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from gpu_device_plugin.features.elastic.contract import Allowance, Answer, PodGuarantees, write_answer
+from gpu_device_plugin.features.elastic.contract import Allowance, PodGuarantees
 from gpu_device_plugin.features.elastic.rules.reservations import elastics, fitting, owned, resize, taken_over
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED
+from gpu_device_plugin.model.contract.reservations import Answer, write_answer
 from gpu_device_plugin.model.pods import Container, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import parse_id

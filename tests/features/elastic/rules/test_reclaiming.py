@@ -13,12 +13,18 @@ from gpu_device_plugin.features.elastic.rules.reclaiming import (
     ReclaimRequest,
     ReclaimState,
     allowed_now,
+    borrowed,
+    misdirected,
     shortage_mib,
+    ultimatum,
     uses_now,
+    waits,
 )
 from gpu_device_plugin.features.eviction.rules import next_victims
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
+from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT
+from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import Pod
 
 if TYPE_CHECKING:
@@ -310,3 +316,71 @@ def test_with_evictions_no_guarantee_suffers_longer_than_the_grace_and_a_reading
         if not held:
             break
         at += every_s
+
+
+NB = Pod("u", "default", "nb-2")
+
+
+LADDER = ReclaimRequest(("u", "main", "GPU-0"), 100, 110, 3072, 8192, 130, "default/new", NB)
+
+
+def test_a_borrower_is_told_how_much_is_needed_for_whom() -> None:
+    told = "container main borrows 8,192 MiB of GPU 0 beyond its guarantee, and 3,072 MiB of that are needed"
+    assert borrowed(LADDER, "GPU 0") == f"{told} for default/new"
+    assert borrowed(replace(LADDER, needed_by=""), "GPU 0") == told
+    assert borrowed(replace(LADDER, needed_by="secret/new"), "GPU 0") == f"{told} for another pod"
+    assert borrowed(replace(LADDER, pod=None), "GPU 0") == f"{told} for another pod"
+
+
+@pytest.mark.parametrize(
+    ("asked", "evicts", "told"),
+    [
+        (LADDER, True, "in 18 s it may be evicted"),
+        (replace(LADDER, until=112), True, "it is to be evicted"),
+        (replace(LADDER, until=None, pod=None), True, "nothing evicts it: it is not known in the API"),
+        (replace(LADDER, until=None), True, "nothing evicts it: it was told the limit of another container"),
+        (replace(LADDER, until=None), False, "nothing evicts it, since the setting borrowers is report"),
+    ],
+)
+def test_a_borrower_is_told_what_will_happen(asked: ReclaimRequest, told: str, *, evicts: bool) -> None:
+    assert ultimatum(asked, 112, evicts=evicts) == told
+
+
+def test_who_waits_is_told_for_whom_and_what_will_happen() -> None:
+    assert waits(3072, "GPU 0", [LADDER], 112, "default") == (
+        "waits for 3 GiB that default/nb-2 borrows of GPU 0, asked to return 12 s ago; in 18 s it may be evicted"
+    )
+    unknown = replace(LADDER, pod=None, mib=4096, until=None)
+    assert waits(7168, "GPU 0", [LADDER, unknown], 112, "default") == (
+        "waits for 7 GiB that another pod and 1 other borrow of GPU 0, asked to return 12 s ago; "
+        "nothing evicts it: it is not known in the API"
+    )
+    assert waits(3072, "GPU 0", [LADDER], 112, "other").startswith("waits for 3 GiB that another pod borrows")
+
+
+def told_wrongly(
+    pod: Pod, started_mib: int | None = 10240, enforcement: Enforcement = Enforcement.ADVISORY
+) -> ContainerGpus:
+    own = {"GPU-0": 4096}
+    return ContainerGpus(
+        "u", "main", own, own, enforcement=enforcement, pod=pod, started_mib=started_mib, misdirected=True
+    )
+
+
+def test_who_has_the_variables_of_another_container_is_told_which_and_what_its_own_are() -> None:
+    """Names of other namespaces are not told; of two that are told the same nothing is."""
+    near, far = Pod("v", "default", "a", annotations={MEMORY_LIMIT: "10"}), Pod("v", "secret", "a")
+    note = misdirected(told_wrongly(NB), "first", near)
+    assert note.startswith(
+        "container main was started with the variables of container first of default/a (a limit of 10,240 MiB, and its "
+        "own is 4,096 MiB): the kubelet does not say for which pod it asks"
+    )
+    for pod, meant in ((NB, far), (NB, None)):
+        assert misdirected(told_wrongly(pod), "first", meant).startswith(
+            "container main was started with the variables of a container of another pod (a limit of 10,240 MiB"
+        )
+    assert "of another pod: the kubelet" in misdirected(told_wrongly(NB, 4096), "first", far)
+    twin = replace(NB, uid="v", name="nb-3")
+    for meant in (twin, None):
+        assert misdirected(told_wrongly(NB, 4096), "main", meant) == ""
+        assert misdirected(told_wrongly(NB, 4096, Enforcement.CUSTOM), "main", meant)

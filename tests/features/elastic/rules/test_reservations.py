@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.features.elastic.contract import Allowance, Answer, PodGuarantees, write_answer
+from gpu_device_plugin.features.elastic.contract import Allowance, PodGuarantees
 from gpu_device_plugin.features.elastic.rules.reservations import (
     UNDECIDED,
     answer,
@@ -21,6 +21,7 @@ from gpu_device_plugin.features.elastic.rules.reservations import (
 )
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
+from gpu_device_plugin.model.contract.reservations import Answer, write_answer
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import Shares

@@ -24,9 +24,9 @@ from gpu_device_plugin.features.history.rules.incidents import (
     summary,
     use_of,
 )
-from gpu_device_plugin.features.use.contract import ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
+from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.model.gpus import Gpu, Inventory, MigInstance
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.pods import ContainerEnd, Pod

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.cluster.writers.workloads import Workload
 from gpu_device_plugin.features.idle.rules import (
     TRUSTED_S,
     IdlePod,
@@ -23,6 +22,7 @@ from gpu_device_plugin.features.idle.rules import (
     warned_after,
     warning,
 )
+from gpu_device_plugin.kubernetes.writers.workloads import Workload
 from gpu_device_plugin.model.contract.keys import IDLE_SINCE, REPLICAS_BEFORE_IDLE, WHEN_IDLE
 from gpu_device_plugin.model.pods import Owner, Pod
 

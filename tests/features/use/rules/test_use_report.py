@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimRequest, ReclaimState
-from gpu_device_plugin.features.use.contract import STALE_S, ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.features.use.rules.use_report import (
@@ -25,6 +24,7 @@ from gpu_device_plugin.features.use.rules.use_report import (
     names,
     node_use,
 )
+from gpu_device_plugin.model.contract.node_use import STALE_S, ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
 from gpu_device_plugin.model.pods import Pod
 from tests.nodes import node, uuid

@@ -1,1 +1,0 @@
-"""Every decision: values in, values out. No clock, environment, file, socket, lock or log."""

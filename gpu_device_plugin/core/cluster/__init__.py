@@ -1,1 +1,0 @@
-"""Scheduling decisions: one pod, many nodes."""

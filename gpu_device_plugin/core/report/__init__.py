@@ -1,1 +1,0 @@
-"""Everything that people and programs read about nodes, pods and GPUs: values in, documents and texts out."""

@@ -1,1 +1,0 @@
-"""The doctor's checks: symptoms in, findings out."""

@@ -1,1 +1,0 @@
-"""Sentences, and the alignment of texts in columns."""

@@ -1,1 +1,0 @@
-"""Why a pod waits or runs where it does."""

@@ -1,0 +1,135 @@
+"""What pods ask of other systems that share GPUs, and what they should ask for here instead."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from fnmatch import fnmatchcase, translate
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.features.conflicts.rules import OTHERS
+from gpu_device_plugin.model.mig import is_mig_resource
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.report.rules.extension import ReportFeature
+from gpu_device_plugin.report.rules.finding import Finding, note
+from gpu_device_plugin.report.rules.printing import MOST_NAMED
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.report.rules.extension import SchedulingStatus
+
+
+_OF_OTHERS = ("nvidia.com/*", "amd.com/gpu", "volcano.sh/vgpu-*", *(name for each in OTHERS for name in each.resources))
+
+
+_PATTERNS_OF_OTHERS: Mapping[str, tuple[str, ...]] = {
+    "KAI's and run:ai's": ("gpu-fraction", "gpu-fraction-*", "gpu-memory", "gpu-memory-*", "gpu-compute*"),
+    "KAI's": ("kai.scheduler/*",),
+    "run:ai's": ("runai/*", "run.ai/*", "*.run.ai/*", "runai-*"),
+    "HAMi's": (
+        *("hami.io/*", "*.hami.io/*", "4pd.io/*", "nvidia.com/use-gpu*", "nvidia.com/nouse-gpu*"),
+        *("nvidia.com/numa-bind", "nvidia.com/vgpu-mode"),
+    ),
+    "Volcano's": ("volcano.sh/vgpu-*",),
+}
+"""Patterns of the annotations by which pods ask other systems for a part of a GPU."""
+
+
+_ANNOTATIONS_OF_OTHERS = {
+    system: re.compile("|".join(map(translate, patterns))) for system, patterns in _PATTERNS_OF_OTHERS.items()
+}
+
+
+_MOST_ANNOTATIONS = 1000
+"""Of one pod, that are compared with them. The API server takes tens of thousands."""
+
+
+_SCHEDULERS_OF_OTHERS = ("kai-scheduler*", "runai-scheduler*", "hami-scheduler*", "volcano*")
+
+
+_OF_A_PROFILE = re.compile(r"mig|[1-7]g\.", re.ASCII)
+"""In the name of a resource for a MIG profile, well written or not."""
+
+
+_DID_YOU_MEAN = "It asks for {resource}, which no agent offers: did you mean {meant}?"
+
+
+_INSTEAD = {Kind.MEMORY: "{name}: N for N units of the memory of one GPU", Kind.COUNT: "{name}: 1 for a whole GPU"}
+
+
+def asks_for_others(
+    limits: Iterable[str], resources: Iterable[Resource], instances: Iterable[str] = ()
+) -> Iterator[Finding]:
+    """Yield a correction for each GPU resource that no agent offers; nodes offer the MIG `instances`."""
+    of_mig = {name.partition("/")[2]: name for name in sorted(instances)}
+    resources = tuple(resources)
+    names = [resource.name for resource in resources]
+    short = {resource.name.partition("/")[2]: resource.name for resource in resources}
+    domains = {resource.name.partition("/")[0] for resource in resources}
+    others = [_INSTEAD[resource.kind].format(name=resource.name) for resource in resources]
+    others += [f"{name}: 1 for a MIG instance" for name in list(of_mig.values())[:1]]
+    instead = " or ".join(others)
+    for name in dict.fromkeys(limits):
+        domain, _, last = name.partition("/")
+        if name in names or is_mig_resource(name):  # nodes may offer these: `instance_facts`
+            continue
+        if _OF_A_PROFILE.search(last) and (meant := get_close_matches(last, of_mig, n=1, cutoff=0.5)):
+            yield note("mistyped-resource", _DID_YOU_MEAN, resource=name, meant=of_mig[meant[0]])
+        elif domain in domains:
+            if like := get_close_matches(last, short, n=1):
+                yield note("mistyped-resource", _DID_YOU_MEAN, resource=name, meant=short[like[0]])
+            else:
+                text = "It asks for {resource}, which no agent offers: write {instead}."
+                yield note("unknown-resource", text, resource=name, instead=instead)
+        elif any(fnmatchcase(name, pattern) for pattern in _OF_OTHERS):
+            text = "It asks for {resource}, which nodes that share their GPUs do not offer: write {instead}."
+            yield note("resource-of-others", text, resource=name, instead=instead)
+
+
+def annotations_of_others(keys: Iterable[str]) -> tuple[str, ...]:
+    """Return those annotations by which other systems that share GPUs are asked for a part of one, a few of them."""
+    return tuple(sorted(filter(_whose, islice(keys, _MOST_ANNOTATIONS)))[:MOST_NAMED])
+
+
+def annotated_for_others(
+    annotations: Iterable[str], scheduler: str, resources: Iterable[Resource]
+) -> Iterator[Finding]:
+    """Yield a correction for the annotations of a system that does not place the pod, as its scheduler is not asked."""
+    if any(fnmatchcase(scheduler, pattern) for pattern in _SCHEDULERS_OF_OTHERS):
+        return
+    instead = " or ".join(_INSTEAD[resource.kind].format(name=resource.name) for resource in resources)
+    for annotation in annotations:
+        text = (
+            "Its annotation {annotation} is {system}: neither {scheduler} nor an agent here reads it. In the limits of "
+            "a container write {instead}."
+        )
+        system = _whose(annotation)
+        yield note(
+            "annotation-of-others", text, annotation=annotation, system=system, scheduler=scheduler, instead=instead
+        )
+
+
+def _whose(annotation: str) -> str:
+    """Return the system that reads an annotation; empty: none of those known here."""
+    return next((system for system, pattern in _ANNOTATIONS_OF_OTHERS.items() if pattern.match(annotation)), "")
+
+
+class ConflictsReport(ReportFeature):
+    """Says what a pod asks of other systems that share GPUs."""
+
+    def foreign_annotations(self, keys: Iterable[str]) -> tuple[str, ...]:  # noqa: D102
+        return annotations_of_others(keys)
+
+    def corrections(  # noqa: D102
+        self,
+        pod: Pod,  # noqa: ARG002
+        status: SchedulingStatus,
+        resources: Sequence[Resource],
+        offered: Collection[str],
+    ) -> Iterable[Finding]:
+        yield from asks_for_others(status.limits, resources, offered)
+        yield from annotated_for_others(status.of_others, status.scheduler, resources)

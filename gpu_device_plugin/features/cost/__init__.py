@@ -1,0 +1,1 @@
+"""What the GPUs of each namespace cost."""

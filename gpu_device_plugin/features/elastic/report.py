@@ -1,0 +1,234 @@
+"""Explain for one pod what its memory is guaranteed, what limits it, and why it has not the size its owner wants."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.features.elastic.contract import (
+    IN_CONTAINER,
+    MemoryRequests,
+    PodGuarantees,
+    is_elastic,
+    read_wish,
+)
+from gpu_device_plugin.features.elastic.rules.promising import sizes
+from gpu_device_plugin.model.contract.keys import (
+    ELASTIC,
+    MEMORY_GUARANTEE,
+    MEMORY_LIMIT,
+    MEMORY_PROMISED,
+    PLACES,
+    RESIZE_BOUND,
+)
+from gpu_device_plugin.model.gpus import MOST_SHARES
+from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.pods import ContainerKind
+from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.report.rules.extension import ReportFeature
+from gpu_device_plugin.report.rules.finding import note, ok, warning
+from gpu_device_plugin.report.rules.held_instances import asked_instances
+from gpu_device_plugin.report.rules.printing import counted, listed
+from gpu_device_plugin.scheduler.rules.usage import growable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.features.elastic.contract import Size
+    from gpu_device_plugin.model.contract.node_use import ContainerUse
+    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
+    from gpu_device_plugin.model.pods import Container, Pod
+    from gpu_device_plugin.report.rules.finding import Finding
+    from gpu_device_plugin.report.rules.node_view import ExaminedNode, NodeView
+
+
+_SAYS = " says: "
+
+
+# The kubelet gives a container that restarts the variables of its first start.
+_ENFORCED = {
+    Enforcement.ADVISORY: f"nothing enforces it: the program has to follow {IN_CONTAINER}",
+    Enforcement.DRIVER: "the driver keeps the limit of the container's start, unless the node runs the limit helper",
+    Enforcement.MPS: "MPS keeps the limit with which the pod was made",
+    Enforcement.CUSTOM: "the library of the administrator keeps the limit with which the pod was made",
+}
+
+
+def not_resizable(pod: Pod, resources: Sequence[Resource], container: str, *, claims: bool) -> str:
+    """Return why a container cannot be resized, as a clause about its pod; empty: it can.
+
+    Args:
+        pod: the pod.
+        resources: the resources of shares and of whole GPUs.
+        container: its name; empty: the only one with shares.
+        claims: whether the pod has ResourceClaims.
+    """
+    possible, named = growable(pod, resources), {each.name: each for each in pod.containers}
+    running = "it has ended" if pod.ended else "it is being deleted" if pod.deleting else ""
+    if running or not pod.running:
+        return running or f"it does not run yet ({pod.phase}); change its requests, or wait"
+    if container in possible or (not container and len(possible) == 1):
+        return ""
+    if not container and possible:
+        return f"several of its containers have shares; name one with -c: {listed(possible)}"
+    if container and container not in named:
+        return f"it has no container {container!r} with GPUs; there is {listed(named) or 'none'}"
+    return _other_kind([named[container]] if container else list(pod.containers), pod, resources, claims=claims)
+
+
+def _other_kind(containers: Sequence[Container], pod: Pod, resources: Sequence[Resource], *, claims: bool) -> str:
+    asked = {each.kind for each in resources for container in containers if container.limits.get(each.name)}
+    shares = Kind.MEMORY in asked
+    reasons = (
+        (shares and containers[0].kind is ContainerKind.INIT, "init containers cannot be resized"),
+        (shares and pod.annotations.keys().isdisjoint(PLACES), "its annotations name no GPU"),
+        (shares, "it has equal parts of several GPUs, which cannot be resized"),
+        (asked, "it has whole GPUs, which cannot be resized"),
+        (asked_instances(pod), "it has whole MIG instances, which cannot be resized"),
+        (claims, "it has its GPUs by ResourceClaims, and Kubernetes changes no allocation of a claim"),
+        (True, f"it asks for no {' or '.join(each.name for each in resources if each.kind is Kind.MEMORY)}"),
+    )
+    return next(why for applies, why in reasons if applies)
+
+
+def why_not(pod: Pod, size: Size) -> str:
+    """Return why a container is not guaranteed what its owner wants, as a clause; empty: it is."""
+    if size.held == size.target:
+        return ""
+    says, annotations = PodGuarantees.of(pod), pod.annotations
+    if says.promised is not None and size.held < size.target:
+        if not says.promised.answers(annotations):
+            return "the scheduler extender has not answered yet"
+        if size.more > 0 and says.promised.why:
+            return f"the scheduler extender{_SAYS}{says.promised.why}"
+    why = says.held.why if says.held.answers(annotations) else ""
+    return f"the agent of its node{_SAYS}{why}" if why else "the agent of its node has not answered yet"
+
+
+def settled(why: str) -> bool:
+    """Return whether a wish holds, or the extender or the agent has said why not; by `why_not`."""
+    return not why or _SAYS in why
+
+
+def of_size(pod: Pod, size: Size, node: NodeView | None) -> Iterator[Finding]:
+    """Yield what a container of a pod is guaranteed and limited to, on a node of which None: nothing is known."""
+    amount = partial(counted, one="unit") if node is None else node.amount
+    name, now = repr(size.container), amount(size.held)
+    if why := why_not(pod, size):
+        text = "Container {container} is guaranteed {held}; it is to have {wish}: {why}."
+        yield note("resize-waits", text, container=name, held=now, wish=amount(size.target), why=why)
+    elif size.wish is not None and size.wish < size.request:
+        text = (
+            "Container {container} stays guaranteed its request, {held}: the kubelet takes nothing back while it runs."
+        )
+        yield note("resize-below-request", text, container=name, held=now)
+    else:
+        text = "Container {container} is guaranteed {held}" + (", its request." if size.held == size.request else ".")
+        yield note("guaranteed", text, container=name, held=now)
+    gpu = gpu_of(size, node)
+    in_all = MOST_SHARES if gpu is None else gpu.shares
+    most = MemoryRequests.of(pod.annotations).limit_of(size.container, size.held, in_all, may_borrow=True)
+    if gpu is not None and gpu.instance is not None:
+        yield note("instance", "It has shares of a MIG instance, which neither grow nor borrow.")
+    elif most != size.held:
+        text = "Its limit is {limit}" + (", all of its GPU" if most == in_all else "")
+        text += ", of which it borrows what others do not need" if most > size.held else ", less than its guarantee"
+        started = [part.enforcement for part in _parts(pod, size, node)]
+        present = None if node is None else node.report.enforcement(size.gpu)
+        # Since its start, or for new ones on its GPU.
+        means = next((each for each in started if each), None if present is None else present.enforcement)
+        how = "" if means is None else _ENFORCED.get(means, "")
+        yield note("limit", f"{text}; {{how}}." if how else f"{text}.", limit=amount(most), how=how)
+        if most > size.held and any(part.most_mib <= part.granted_mib for part in _parts(pod, size, node)):
+            yield note(
+                "lends-nothing",
+                "Its node did not let it borrow at the last report: the limit is newer, or the node's setting "
+                "borrowers is off.",
+            )
+
+
+def gpu_of(size: Size, node: NodeView | None) -> ListedGpu | None:
+    """Return the GPU of a container; None: it is not known."""
+    listed_gpus = () if node is None else node.candidate.gpus.gpus
+    return next((gpu for gpu in listed_gpus if gpu.position == size.gpu), None)
+
+
+def resizes(pod: Pod, resources: Sequence[Resource], node: NodeView | None) -> Iterator[Finding]:
+    """Yield the same for each container of a pod on a node whose owner wants, or wanted, another size."""
+    if pod.annotations.keys().isdisjoint(ELASTIC - {MEMORY_PROMISED}):
+        return
+    yield from unreadable_wishes(pod)
+    found = sizes(pod, resources)
+    if not found and not pod.annotations.keys().isdisjoint({MEMORY_LIMIT, MEMORY_GUARANTEE}):
+        why = _other_kind(list(pod.containers), pod, resources, claims=False)
+        yield note("wish-without-shares", "Its annotations for the size of its memory change nothing: {why}.", why=why)
+    for size in found:
+        limit = read_wish(pod.annotations, MEMORY_LIMIT).of(size.container)
+        if size.wish is not None or limit is not None or size.held != size.request:
+            yield from of_size(pod, size, node)
+
+
+def unreadable_wishes(pod: Pod) -> Iterator[Finding]:
+    """Yield a sentence for each wish of a pod's owner that cannot be parsed."""
+    for problem in MemoryRequests.of(pod.annotations).malformed:
+        yield note("wish-malformed", "{problem}; it counts as none.", problem=f"{problem[0].upper()}{problem[1:]}")
+
+
+def _parts(pod: Pod, size: Size, node: NodeView | None) -> Sequence[ContainerUse]:
+    """Return what its node reports of a container."""
+    key = pod.namespace, pod.name, size.container
+    current = () if node is None else node.report.current
+    return [part for part in current if (part.namespace, part.pod, part.container) == key]
+
+
+class ElasticReport(ReportFeature):
+    """Says what a pod's memory is guaranteed, and what limits it."""
+
+    def malformed(self, pod: Pod) -> Iterable[Finding]:  # noqa: D102
+        return unreadable_wishes(pod)
+
+    def placed(  # noqa: D102
+        self,
+        pod: Pod,
+        resources: Sequence[Resource],
+        node: NodeView | None,
+        positions: Sequence[int],  # noqa: ARG002
+    ) -> Iterable[Finding]:
+        return resizes(pod, resources, node)
+
+
+# --- The doctor -------------------------------------------------------------------------------------------------------
+
+
+def wishes(pods: Iterable[Pod], nodes: Iterable[ExaminedNode], memory: str) -> Iterator[Finding]:
+    """Check that the memory which owners want for running pods can be given, and is; `memory` names the resource."""
+    resources = (Resource(Kind.MEMORY, memory),)
+    shares = {(node.name, gpu.position): gpu.shares for node in nodes for gpu in node.gpus.gpus}
+    pods = [pod for pod in pods if is_elastic(pod.annotations)]
+    findings = [finding for pod in pods for finding in _unfulfilled(pod, resources, shares)]
+    yield from findings
+    if pods and not findings:
+        yield ok("wishes", "{pods:pod} with a guarantee or a limit of their owners, as these want it", pods=len(pods))
+
+
+def _unfulfilled(pod: Pod, resources: Sequence[Resource], shares: Mapping[tuple[str, int], int]) -> Iterator[Finding]:
+    name, again = f"{pod.namespace}/{pod.name}", f"kubectl inspect gpushare resize {pod.name} -n {pod.namespace}"
+    requests = MemoryRequests.of(pod.annotations)
+    for problem in requests.malformed:
+        yield warning("wish-malformed", "{pod}: {problem}", f"{again} AMOUNT", pod=name, problem=problem)
+    for size in sizes(pod, resources):
+        most = shares.get((pod.node_name, size.gpu))
+        wanted = max(requests.limit.of(size.container) or 0, size.wish or 0)
+        if most is not None and wanted > most:
+            text = "{pod}: {wanted} units for container {container} are more than its GPU has, {most}"
+            yield warning("wish-too-large", text, f"{again} AMOUNT --limit {most}", pod=name, wanted=wanted,
+                          container=size.container, most=most)  # fmt: skip
+        elif pod.running and (why := why_not(pod, size)):
+            bound = (
+                f"kubectl label namespace {pod.namespace} --overwrite {RESIZE_BOUND}=N, the sum of units that its pods "
+                "may have beyond their requests"
+            )
+            advice = bound if RESIZE_BOUND in why else f"{again} AMOUNT; with --clear it stays as it is"
+            text = "{pod}: container {container} is guaranteed {held} units instead of {target}: {why}"
+            yield note("resize-waits", text, advice, pod=name, container=size.container, held=size.held,
+                       target=size.target, why=why)  # fmt: skip

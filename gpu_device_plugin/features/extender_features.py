@@ -1,0 +1,22 @@
+"""The list of the extender's features, in their order, with what each needs of others."""
+
+from gpu_device_plugin.feature_list import FeatureSpec, settings_of
+from gpu_device_plugin.features.capacity.settings import CapacitySettings
+from gpu_device_plugin.features.idle.settings import IdleActionSettings
+from gpu_device_plugin.settings.extender import ExtenderSettings
+
+EXTENDER_FEATURES: tuple[FeatureSpec, ...] = (
+    FeatureSpec("elastic", "gpu_device_plugin.features.elastic.scheduler:Resizes"),
+    FeatureSpec("idle", "gpu_device_plugin.features.idle.scheduler:IdleActions", IdleActionSettings),
+    FeatureSpec("learning", "gpu_device_plugin.features.learning.scheduler:Learner"),
+    FeatureSpec("preemption", "gpu_device_plugin.features.preemption.scheduler:Preemption"),
+    FeatureSpec(
+        "sample_misses", "gpu_device_plugin.features.sample_misses.scheduler:SampleMisses", needs=("preemption",)
+    ),
+    FeatureSpec("capacity", "gpu_device_plugin.features.capacity.scheduler:Capacity", CapacitySettings),
+)
+"""In the order in which they are made and take part in answers. A feature that is absent, because another one is or
+because it is not in the list, is simply not there."""
+
+EXTENDER_SETTINGS = settings_of(EXTENDER_FEATURES, ExtenderSettings)
+"""The settings of an extender with all of them."""

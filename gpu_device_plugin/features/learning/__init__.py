@@ -1,0 +1,1 @@
+"""What room is worth, learned from the pods that come: the policy fit."""

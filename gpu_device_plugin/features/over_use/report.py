@@ -1,0 +1,46 @@
+"""Tell the owner of a pod what its node's agent wrote on it of its over-use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.model.contract.keys import OVER_USE
+from gpu_device_plugin.report.rules.extension import ReportFeature
+from gpu_device_plugin.report.rules.finding import note
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.report.rules.finding import Finding
+    from gpu_device_plugin.report.rules.node_view import NodeView
+
+
+_MOST_OVER_USE = 1000
+"""The characters that are shown of the annotation `OVER_USE`, which anybody who may change the pod can write."""
+
+
+def told_over_use(pod: Pod) -> list[Finding]:
+    """Return what the agent wrote on the pod of its over-use, which outlasts an eviction until the pod is gone."""
+    written = pod.annotations.get(OVER_USE, "").rstrip(".")[:_MOST_OVER_USE]
+    if not written:
+        return []
+    verb = "used" if pod.ended or pod.deleting else "uses"
+    return [note("over-use", f"It {verb} more GPU memory than it was granted: {{written}}.", written=written)]
+
+
+class OverUseReport(ReportFeature):
+    """Says that a pod uses more than it was granted."""
+
+    def ended(self, pod: Pod) -> Iterable[Finding]:  # noqa: D102
+        return told_over_use(pod)
+
+    def placed(  # noqa: D102
+        self,
+        pod: Pod,
+        resources: Sequence[Resource],  # noqa: ARG002
+        node: NodeView | None,  # noqa: ARG002
+        positions: Sequence[int],  # noqa: ARG002
+    ) -> Iterable[Finding]:
+        return told_over_use(pod)

@@ -1,0 +1,1 @@
+"""Which pods have to go for a more important one."""

@@ -1,0 +1,1 @@
+"""Pods that kube-scheduler refused because it did not ask about the node that fits."""

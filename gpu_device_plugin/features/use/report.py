@@ -1,0 +1,285 @@
+"""Put the use of GPU memory in words: who uses how much, since when it is too much, and whom that leaves too little."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.model.contract.node_use import asked_s, exceeds, not_held, to_return, trespasses
+from gpu_device_plugin.model.limits import LimitStatus
+from gpu_device_plugin.report.rules.columns import aligned
+from gpu_device_plugin.report.rules.extension import ReportFeature
+from gpu_device_plugin.report.rules.finding import Parameter, grouped, note, ok, warning
+from gpu_device_plugin.report.rules.printing import age, container, counted, first, limit, mib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+
+    from gpu_device_plugin.model.contract.node_use import ContainerUse, NodeReport, NodeUse
+    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.report.rules.finding import Finding
+    from gpu_device_plugin.report.rules.node_view import ExaminedNode, NodeView
+
+
+_NOTHING = "-"
+_HEADING = ("  GPU", "CONTAINER", "USED", "GRANTED", "LIMIT", "")
+
+
+def uses(part: ContainerUse) -> str:
+    """Return what a container uses, as the end of a sentence that begins with its name."""
+    if trespasses(part):
+        return f"uses {mib(part.used_mib)} of GPU {part.gpu}, which it was not given"
+    since = f", since {part.over_since}" if part.over_since else ""
+    used = "an unknown amount" if part.used_mib is None else mib(part.used_mib)
+    if part.limit_mib is None:
+        return f"uses {used} of GPU {part.gpu}, was granted {mib(part.granted_mib)}{since}"
+    size = f"is guaranteed {mib(part.granted_mib)} and limited to {mib(part.limit_mib)}{since}"
+    return "; ".join(filter(None, (f"uses {used} of GPU {part.gpu}, {size}", borrows(part), asked(part))))
+
+
+def borrows(part: ContainerUse) -> str:
+    """Return how much a container borrows, as a clause; empty: nothing, as far as is known."""
+    return f"borrows {mib(part.borrowed_mib)}" if part.borrowed_mib else ""
+
+
+def asked(part: ContainerUse) -> str:
+    """Return since when a container is asked to return what it borrows, for whom, and until when; empty: it is not."""
+    if not to_return(part):
+        return ""
+    needed = f" for {part.needed_by}" if part.needed_by else ""
+    evicted = f", and is evicted at {part.return_by} otherwise" if part.return_by else ""
+    return f"is asked since {part.asked_at} to return it{needed}{evicted}"
+
+
+def does_not_hold(part: ContainerUse) -> str:
+    """Return why the limit of a container does not hold, as the end of a sentence that begins with its name."""
+    if part.held is LimitStatus.DIFFERS:
+        said = f"is limited to {mib(part.found_mib)} of GPU {part.gpu} instead of {mib(part.most_mib)}"
+    else:
+        said = f"has no limit on GPU {part.gpu}, where it was granted {mib(part.granted_mib)}"
+    return f"{said}{f': {part.why}' if part.why else ''}"
+
+
+# --- Several nodes ----------------------------------------------------------------------------------------------------
+
+
+def at_a_glance(nodes: Iterable[NodeView]) -> list[str]:
+    """Return what somebody should look at, as at most one line; nothing if all is well or nothing is known."""
+    views = tuple(nodes)
+    parts = [part for node in views for part in node.report.current]
+    strangers = sum(exceeds(part) and trespasses(part) for part in parts)
+    over, unassigned_usage = sum(map(exceeds, parts)) - strangers, sum(map(not_held, parts))
+    faults = (
+        (over, "container uses", "containers use", "more than granted"),
+        (strangers, "container uses", "containers use", "a GPU that was not given to it"),
+        (unassigned_usage, "limit does", "limits do", "not hold"),
+        (sum(map(to_return, parts)), "container is", "containers are", "asked to return borrowed memory"),
+        (sum(len(node.candidate.gpus.cordoned) for node in views), "GPU is", "GPUs are", "cordoned"),
+    )
+    said = "; ".join(f"{counted(number, one, many)} {what}" for number, one, many, what in faults if number)
+    return ["", f"{said}: kubectl inspect gpushare -d has the names."] if said else []
+
+
+def memory_in_use(nodes: Iterable[NodeView]) -> list[str]:
+    """Return a table for each node whose agent reports who uses what: used beside granted, by container."""
+    return [line for node in nodes if node.report.use is not None for line in _table(node, node.report.use)]
+
+
+def _table(node: NodeView, use: NodeUse) -> Iterator[str]:
+    report = node.report
+    yield ""
+    yield f"GPU memory in use on {node.name}{f', read {age(report.use_age_s)}' if report.old else ''}:"
+    if use.blind:
+        yield f"  Who uses it is not known: {use.blind}."
+    rows = []
+    for gpu in node.candidate.gpus.all:
+        used, enforcement = report.used(gpu.position), report.enforcement(gpu.position)
+        place = f"  {gpu.position}"
+        rows += [
+            (place, container(part), mib(part.used_mib), mib(part.granted_mib), limit(part), _remark(part))
+            for part in sorted(report.parts(gpu.position), key=lambda part: (-(part.used_mib or 0), container(part)))
+        ]
+        if used.unattributed_mib:
+            rows.append((place, "(processes of no pod)", mib(used.unattributed_mib), _NOTHING, _NOTHING, ""))
+        of = _NOTHING if gpu.memory_mib is None else f"of {mib(gpu.memory_mib)}"
+        plan = _NOTHING if enforcement is None else enforcement.enforcement.value
+        refused = (
+            f"shares are refused: {enforcement.refusal}" if enforcement is not None and enforcement.refusal else ""
+        )
+        remark = "; ".join(filter(None, (refused, "" if gpu.cordon is None else str(gpu.cordon))))
+        rows.append((place, "(in all)", mib(used.used_mib), of, plan, remark))
+    yield from (line.rstrip() for line in aligned([_HEADING, *rows]))
+    if use.left_out:
+        yield f"  {counted(use.left_out, 'more container is', 'more containers are')} not listed."
+
+
+def _remark(part: ContainerUse) -> str:
+    if trespasses(part):
+        return "was not given this GPU"
+    most = "" if part.limit_mib is None else f"may use {mib(part.limit_mib)}"
+    over = part.over_since and f"over since {part.over_since}"
+    idle_since = part.idle_since and f"idle since {part.idle_since}"
+    return "; ".join(filter(None, (most, borrows(part), asked(part), over, idle_since, part.why)))
+
+
+# --- One pod ----------------------------------------------------------------------------------------------------------
+
+
+def of_pod(pod: Pod, node: NodeView, positions: Iterable[int]) -> Iterator[Finding]:
+    """Yield findings about a pod on a node: its use, its limits, and neighbours that leave it too little memory."""
+    report = node.report
+    own = [part for part in report.current if _is(part, pod)]
+    if report.stale:
+        text = "Its node's agent read last {age} who uses how much, so nothing is said about that."
+        yield note("use-outdated", text, age=age(report.use_age_s))
+    elif report.use is not None and report.use.blind:
+        yield note("use-unknown", "How much it uses is not known: {why}.", why=report.use.blind)
+    elif report.old and own:
+        yield note("use-old", "Its node's agent wrote these figures {age}:", age=age(report.use_age_s))
+    for part in own:
+        name = f"Container {part.container!r}" if part.container else "It"
+        if exceeds(part) or trespasses(part) or part.used_mib is not None:
+            yield note("use", "{container} {use}.", container=name, use=uses(part))
+        if not_held(part):
+            yield note("limit-not-held", "{container} {why}.", container=name, why=does_not_hold(part))
+    yield from lent(pod, report)
+    for gpu in node.candidate.gpus.all:
+        if gpu.position in set(positions):
+            yield from _squeezed(pod, node, gpu)
+
+
+def lent(pod: Pod, report: NodeReport) -> Iterator[Finding]:
+    """Say who borrows the memory that a pod needs now."""
+    for part in report.current:
+        if part.needed_by == f"{pod.namespace}/{pod.name}":
+            yield note(
+                "needs-lent-memory",
+                "It {verb} {amount} that {borrower} borrows of GPU {gpu}, asked to return it {age}.",
+                verb="needs" if pod.running else "waits for",
+                amount=mib(part.borrowed_mib),
+                borrower=container(part),
+                gpu=part.gpu,
+                age=age(asked_s(report, part)),
+            )
+
+
+def _is(part: ContainerUse, pod: Pod) -> bool:
+    return (part.namespace, part.pod) == (pod.namespace, pod.name)
+
+
+def _squeezed(pod: Pod, node: NodeView, gpu: ListedGpu) -> Iterator[Finding]:
+    """Say that less is left of a GPU than the pod was granted, and who uses more than its own part."""
+    parts = [part for part in node.report.current if part.gpu == gpu.position]
+    own = [part for part in parts if _is(part, pod)]
+    used = node.report.used(gpu.position)
+    if gpu.memory_mib is None or used.used_mib is None or any(part.used_mib is None for part in own) or not own:
+        return
+    granted = sum(part.granted_mib for part in own)
+    others_mib = used.used_mib - sum(part.used_mib or 0 for part in own)
+    left = max(0, gpu.memory_mib - (gpu.reserved_mib or 0) - others_mib)
+    if left >= granted:
+        return
+    names = _beyond_their_parts([part for part in parts if not _is(part, pod)], used.unattributed_mib or 0)
+    yield note(
+        "squeezed",
+        "GPU {gpu} has only {left} left for the {granted} that the pod was granted" + (": {by}." if names else "."),
+        gpu=gpu.position,
+        left=mib(left),
+        granted=mib(granted),
+        by=first(names, separator="; "),
+    )
+
+
+def _beyond_their_parts(parts: Iterable[ContainerUse], unattributed_mib: int) -> list[str]:
+    """Return the pods that use more than they were granted, and processes of no pod; the largest excess first."""
+    by_pod = grouped(("/".join(filter(None, (part.namespace, part.pod))), part) for part in parts)
+    excess = {f"processes of no pod use {mib(unattributed_mib)}": unattributed_mib}
+    for name, theirs in by_pod.items():
+        used, granted = sum(part.used_mib or 0 for part in theirs), sum(part.granted_mib for part in theirs)
+        given = f"granted {mib(granted)}" if granted else "not given this GPU"
+        excess[f"{name} uses {mib(used)} ({given})"] = used - granted
+    beyond = [(amount, said) for said, amount in excess.items() if amount > 0]
+    return [said for amount, said in sorted(beyond, key=lambda one: (-one[0], one[1]))]
+
+
+class UseReport(ReportFeature):
+    """Says what a pod uses of its GPUs, and what its neighbours leave."""
+
+    def placed(  # noqa: D102
+        self,
+        pod: Pod,
+        resources: Sequence[Resource],  # noqa: ARG002
+        node: NodeView | None,
+        positions: Sequence[int],
+    ) -> Iterable[Finding]:
+        return () if node is None else of_pod(pod, node, positions)
+
+
+# --- The doctor -------------------------------------------------------------------------------------------------------
+
+DETAILS = "{node}: {details}"
+"""The text of a finding with the parameters of `details`."""
+
+
+_RETURN_S = 120.0
+"""A container that is asked to return memory for longer does not do it by itself."""
+
+
+_SELF_GIVEN = "such a pod is privileged, or sets NVIDIA_VISIBLE_DEVICES itself; have it ask for its GPU memory"
+
+
+def use(nodes: Sequence[ExaminedNode], ready: Container[str]) -> Iterator[Finding]:
+    """Check that the use of GPU memory is known, and that no container uses more than it was granted.
+
+    `ready` are the nodes on which an agent is ready.
+    """
+    for node in nodes:
+        for problem in node.report_problems:
+            advice = "upgrade the older of agent and reader"
+            yield warning("report-unreadable", "{node}: {problem}", advice, node=node.name, problem=problem)
+    reading = [(use, node) for node in nodes if (use := node.report.use) is not None]
+    for why, names in sorted(grouped((use.blind, node.name) for use, node in reading if use.blind).items()):
+        text = "which container uses how much GPU memory is not known on {nodes}: {why}"
+        advice = (
+            "hostPID: true in the agent's DaemonSet lets NVML name processes of other pods; without it neither "
+            "over-use nor trespassing is seen"
+        )
+        yield note("use-unknown", text, advice, nodes=names, why=why)
+    seeing = [node for use, node in reading if not use.blind]
+    findings = [finding for node in seeing for finding in _used(node.name, node.report, agent_ready=node.name in ready)]
+    yield from findings
+    current = sum(not node.report.stale for node in seeing)
+    if current and not findings:
+        yield ok("use", "read on {nodes:node}: every container keeps within its part", nodes=current)
+
+
+def _used(node: str, report: NodeReport, *, agent_ready: bool) -> Iterator[Finding]:
+    if report.stale and agent_ready:
+        text = "{node}: its agent read last {age} who uses how much GPU memory"
+        advice = "see its log; with usage_interval: 0s it does not read it, and a clock that is wrong shows so too"
+        yield warning("use-outdated", text, advice, node=node, age=age(report.use_age_s))
+    strangers = [part for part in report.current if trespasses(part)]
+    if many := [part for part in strangers if exceeds(part)]:
+        advice = f"{_SELF_GIVEN}; deploy/policies.yaml refuses the variable"
+        yield warning("trespassing", DETAILS, advice, **details(node, many, uses))
+    if few := [part for part in strangers if not exceeds(part)]:
+        yield note("trespassing-little", DETAILS, _SELF_GIVEN, **details(node, few, uses))
+    if kept := [part for part in report.current if (asked_s(report, part) or 0.0) > _RETURN_S]:
+        advice = (
+            "its program should follow its memory file (docs/elastic.md), or end; with borrowers: evict the agent "
+            "evicts such pods"
+        )
+        yield warning("memory-not-returned", DETAILS, advice, **details(node, kept, uses))
+    if over := [part for part in report.current if exceeds(part) and not trespasses(part)]:
+        advice = (
+            "give its program less memory, or the pod more; with over_use: evict, or evict-when-short, the agent "
+            "evicts such pods (docs/guide.md)"
+        )
+        yield warning("over-use", DETAILS, advice, **details(node, over, uses))
+
+
+def details(node: str, parts: Sequence[ContainerUse], say: Callable[[ContainerUse], str]) -> dict[str, Parameter]:
+    """Return the parameters of a finding about containers of a node; of many the first ones are told in full."""
+    details = first([f"{container(part)} {say(part)}" for part in parts], separator="; ")
+    return {"node": node, "containers": tuple(map(container, parts)), "details": details}

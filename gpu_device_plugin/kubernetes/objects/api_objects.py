@@ -1,0 +1,124 @@
+"""Objects of the Kubernetes API as people's tools read them, with the fields that several of them need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from gpu_device_plugin.kubernetes.objects.decoding import ObjectMeta, PodReader, UnreadableObjectError
+from gpu_device_plugin.kubernetes.objects.requests import Resources  # noqa: TC001 - msgspec reads it
+from gpu_device_plugin.model.contract.keys import READ_BY_AGENT
+from gpu_device_plugin.report.rules.held_instances import instance_pod
+from gpu_device_plugin.scheduler.rules.usage import NOTHING, usage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from gpu_device_plugin.model import pods
+    from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.scheduler.rules.usage import Usage
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class ApiObject(msgspec.Struct, rename="camel", gc=False):
+    """Base of all objects: JSON names are in camel case, and unknown fields are ignored."""
+
+
+class Named(ApiObject):
+    """Any object."""
+
+    metadata: ObjectMeta
+
+
+class Condition(ApiObject):
+    """One of an object's conditions."""
+
+    type: str = ""
+    status: str = ""
+    reason: str | None = None
+    message: str | None = None
+    last_transition_time: str | None = None
+
+
+class Env(ApiObject):
+    """A variable of a container."""
+
+    name: str = ""
+    value: str | None = None
+
+
+class Port(ApiObject):
+    """A port of a container."""
+
+    name: str = ""
+    container_port: int = 0
+
+
+class Container(ApiObject):
+    """A container of a pod."""
+
+    name: str = ""
+    image: str = ""
+    env: list[Env] | None = None
+    ports: list[Port] | None = None
+    resources: Resources | None = None
+
+
+class PodSpec(ApiObject):
+    """The spec of a pod, or of a template of pods."""
+
+    node_name: str = ""
+    scheduler_name: str = "default-scheduler"
+    containers: list[Container] = msgspec.field(default_factory=list)
+    init_containers: list[Container] | None = None
+
+
+class _PodStatus(ApiObject):
+    phase: str = ""
+
+
+class Pod(Named):
+    """A pod with its environment, of which only the doctor and programs that look for our own pods may know."""
+
+    spec: PodSpec
+    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+
+
+class ConfigMap(Named):
+    """A ConfigMap."""
+
+    data: dict[str, str] | None = None
+
+
+def readable(
+    raw_objects: Iterable[R], read: Callable[[R], T], what: str = "", warnings: list[str] | None = None
+) -> Iterator[T]:
+    """Yield objects as they are read, without those that cannot be; for each of these add a sentence to `warnings`."""
+    for raw in raw_objects:
+        try:
+            yield read(raw)
+        except UnreadableObjectError as error:
+            if warnings is not None:
+                warnings.append(f"{what} is left out: {error}")
+
+
+def escaped(text: str) -> str:
+    """Escape a text for a field selector."""
+    return "".join(f"\\{char}" if char in "\\,=" else char for char in text)
+
+
+def gpu_pods(raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> list[tuple[pods.Pod, Usage]]:
+    """Return the pods that hold GPUs, each with its usage as its annotations tell it, by namespace and name.
+
+    The usage of pods that hold only MIG instances is `NOTHING`. Pods that cannot be read are left out.
+    """
+    reader = PodReader([resource.name for resource in resources], READ_BY_AGENT.__contains__, mig=True)
+    found = []
+    for pod, _ in readable(raw_pods, reader.read):
+        usage = usage_of(pod, resources) if pod.node_name and not pod.ended else NOTHING
+        if usage != NOTHING or instance_pod(pod) is not None:
+            found.append((pod, usage))
+    return sorted(found, key=lambda each: (each[0].namespace, each[0].name))

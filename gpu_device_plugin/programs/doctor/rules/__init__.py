@@ -1,0 +1,1 @@
+"""What each check of the doctor concludes from what was read."""

@@ -1,0 +1,1 @@
+"""What people read of the cluster: one view of it for the terminal, the page and the doctor."""

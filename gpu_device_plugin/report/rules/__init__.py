@@ -1,0 +1,1 @@
+"""Views, tables, findings and explanations, made of values that were read."""

@@ -1,0 +1,190 @@
+"""Findings: codes with parameters, the sentences that they are rendered as, and the doctor's report of them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from string import Formatter
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from gpu_device_plugin.report.rules.columns import Line, Tone
+from gpu_device_plugin.report.rules.printing import counted, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+
+class Severity(StrEnum):
+    """The severity of a finding, in ascending order."""
+
+    OK = "ok"
+    NOTE = "note"
+    """Worth knowing; nothing is wrong."""
+    UNKNOWN = "unknown"
+    """It could not be checked from here."""
+    WARNING = "warning"
+    """Works, but with a flaw."""
+    ERROR = "error"
+    """GPUs are not shared, or not safely."""
+
+
+EXIT_CODES: Mapping[Severity, int] = {Severity.WARNING: 3, Severity.ERROR: 4}
+"""The exit code by the worst finding, if not 0. Exit codes 1 and 2 mean that the doctor itself failed."""
+
+_TONES: Mapping[Severity, Tone] = {
+    Severity.OK: Tone.GOOD,
+    Severity.NOTE: Tone.PLAIN,
+    Severity.UNKNOWN: Tone.FAINT,
+    Severity.WARNING: Tone.WARNING,
+    Severity.ERROR: Tone.BAD,
+}
+
+_UNCOUNTABLE: Mapping[Severity, str] = {Severity.OK: "ok", Severity.UNKNOWN: "could not be checked"}
+"""Severities whose count has no plural; the others are counted by their names."""
+
+
+Parameter: TypeAlias = str | int | tuple[str, ...]
+"""A value in a sentence; a tuple has names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result of a check. The code and the parameters say all of it; the texts put it in words."""
+
+    severity: Severity
+    code: str
+    text: str
+    """A sentence or a clause, with parameters in braces; see `sentence`. The doctor's have no full stop."""
+    remedy: str = ""
+    """The advice, likewise; empty where none is needed."""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    check: str = ""
+    """The name of the check."""
+
+    def __str__(self) -> str:
+        """Return the finding in words."""
+        return sentence(self.text, self.parameters)
+
+    @property
+    def advice(self) -> str:
+        """The advice, as a clause; empty: none is needed."""
+        return sentence(self.remedy, self.parameters)
+
+
+class Unknown(Finding):
+    """Stands in place of a fact that could not be determined; the advice says how to determine it."""
+
+    __slots__ = ()
+
+    def __init__(self, code: str, text: str = "", remedy: str = "", /, **parameters: Parameter) -> None:
+        super().__init__(Severity.UNKNOWN, code, text, remedy, parameters)
+
+
+def _finding(severity: Severity, code: str, text: str, remedy: str = "", /, **parameters: Parameter) -> Finding:
+    return Finding(severity, code, text, remedy, parameters)
+
+
+ok, note = partial(_finding, Severity.OK), partial(_finding, Severity.NOTE)
+warning, error = partial(_finding, Severity.WARNING), partial(_finding, Severity.ERROR)
+
+
+class _Sentence(Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec:
+            return counted(value if isinstance(value, int) else len(value), *format_spec.split("|"))
+        return listed(value) if isinstance(value, tuple) else str(value)
+
+
+def sentence(text: str, parameters: Mapping[str, Parameter]) -> str:
+    """Return a text with its parameters: ``{nodes}`` lists them, ``{nodes:node}`` and ``{nodes:is|are}`` count them."""
+    return _Sentence().vformat(text, (), parameters)
+
+
+S = TypeVar("S")
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def known(field: str, check: Callable[[S, Any], Iterable[Finding]]) -> Callable[[S], Iterable[Finding]]:
+    """Return the check that gets a field of the symptoms too, or tells why that is not known."""
+
+    def checked(symptoms: S) -> Iterable[Finding]:
+        value = getattr(symptoms, field)
+        return [value] if isinstance(value, Unknown) else check(symptoms, value)
+
+    return checked
+
+
+def examine(checks: Mapping[str, Callable[[S], Iterable[Finding]]], symptoms: S) -> tuple[Finding, ...]:
+    """Return the findings of all checks about `symptoms`, in the order of the checks."""
+    return tuple(
+        Finding(finding.severity, finding.code, finding.text, finding.remedy, finding.parameters, name)
+        for name, check in checks.items()
+        for finding in check(symptoms)
+    )
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, tuple[V, ...]]:
+    """Return the second parts of pairs by what they have in common, the first."""
+    found: dict[K, list[V]] = {}
+    for common, each in pairs:
+        found.setdefault(common, []).append(each)
+    return {common: tuple(those) for common, those in found.items()}
+
+
+def worst(findings: Iterable[Finding]) -> Severity:
+    """Return the highest severity of the findings."""
+    severities = {finding.severity for finding in findings}
+    return next((severity for severity in reversed(Severity) if severity in severities), Severity.OK)
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """Return the exit code of the program: 0, or one of `EXIT_CODES`."""
+    return EXIT_CODES.get(worst(findings), 0)
+
+
+def lines(findings: Sequence[Finding]) -> list[Line]:
+    """Return a table for people: a line for each finding, the advice below it, and a summary."""
+    width = max((len(finding.check) for finding in findings), default=0)
+    rows: list[Line] = []
+    for finding in findings:
+        rows.append(Line(f"{finding.severity:<8} {finding.check:<{width}}  {finding}", _TONES[finding.severity]))
+        if finding.advice:
+            rows.append(Line(f"{'':<{width + 11}}-> {finding.advice}"))
+    count = Counter(finding.severity for finding in findings)
+    parts = [
+        counted(number, _UNCOUNTABLE.get(each, each), _UNCOUNTABLE.get(each, ""))
+        for each in Severity
+        if (number := count[each])
+    ]
+    summary = f"{counted(len(findings), 'finding')}: {', '.join(parts)}."
+    return [*rows, Line(""), Line(summary, _TONES[worst(findings)])]
+
+
+def document(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return the findings as a JSON document. Fields may be added; `version` increases if one changes its meaning."""
+    return {
+        "version": 1,
+        "severity": worst(findings).value,
+        "findings": [
+            {
+                "check": finding.check,
+                "severity": finding.severity.value,
+                "code": finding.code,
+                "parameters": finding.parameters,
+                "found": str(finding),
+                "advice": finding.advice,
+            }
+            for finding in findings
+        ],
+    }
+
+
+def report(findings: Sequence[Finding], *, as_json: bool) -> list[Line]:
+    """Return the findings as lines, for people or for machines."""
+    if as_json:
+        return [Line(text) for text in json.dumps(document(findings), indent=2).splitlines()]
+    return lines(findings)

@@ -1,0 +1,275 @@
+"""Explain a pod's state before any node is considered: where it runs, or why no scheduler tries to place it.
+
+A pod gets its GPUs by its limits; who gets them otherwise is explained by features.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.model.contract.keys import ASSIGNED, ASSUME_TIME, MalformedAnnotationError
+from gpu_device_plugin.model.contract.promises import promises
+from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.times import rfc3339
+from gpu_device_plugin.report.rules.extension import DEFAULT_SCHEDULER, SchedulingStatus
+from gpu_device_plugin.report.rules.finding import Finding, grouped, note
+from gpu_device_plugin.report.rules.held_instances import asked_instances
+from gpu_device_plugin.report.rules.printing import counted
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Impossible, ask
+from gpu_device_plugin.scheduler.rules.usage import usage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.model.contract.node_use import NodeReport
+    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
+    from gpu_device_plugin.model.pods import Pod
+    from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.report.rules.extension import ReportFeature
+    from gpu_device_plugin.report.rules.node_view import NodeView
+
+SCHEDULER = "gpushare-scheduler"
+"""The name of the scheduler deployed with the extender."""
+_REJECTED = "UnexpectedAdmissionError"
+"""The reason of a pod that the kubelet rejected because a device plugin refused its devices."""
+
+
+def causes(
+    pod: Pod,
+    status: SchedulingStatus,
+    resources: Iterable[Resource],
+    nodes: Mapping[str, NodeView] | None,
+    features: Sequence[ReportFeature],
+) -> tuple[list[Finding], GpuRequest | None]:
+    """Return the causes, and the pod's demand if nodes should be explained as well.
+
+    `nodes` has every node that shares GPUs by name; None: unknown.
+    """
+    resources = tuple(resources)
+    asked = ask(pod, resources)
+    ignored = [note("ignored", "Ignored: {why}.", why=why) for why in status.ignored]
+    offered = {each.resource for node in (nodes or {}).values() for each in node.instances()}
+    instead = [each for feature in features for each in feature.corrections(pod, status, resources, offered)]
+    if isinstance(asked, GpuRequest) and asked.parts and not (pod.ended or pod.node_name or pod.deleting):
+        in_mib = asks_in_mib(asked, resources, None if nodes is None else nodes.values())
+        malformed = (each for feature in features for each in feature.malformed(pod))
+        mistakes = [*ignored, *malformed, *instead, *in_mib]
+        facts = [*mistakes, *_waiting(status, resources, nodes), *events_told(status)]
+        return facts, asked if nodes or nodes is None else None
+    if pod.ended:
+        node = (nodes or {}).get(pod.node_name)
+        refused = () if node is None or status.reason != _REJECTED else refusals(node.report)
+        facts = [has_ended(pod, status), *(each for feature in features for each in feature.ended(pod))]
+        facts += [
+            note(each.code, f"Node {{node}}: {each.text}.", node=pod.node_name, **each.parameters) for each in refused
+        ]
+    elif isinstance(asked, Impossible):
+        where = f" (on node {pod.node_name})" if pod.node_name else ""
+        text = "{pod}{where} asks for GPUs that no node can provide: {why}."
+        facts = [note("impossible", text, pod=_name(pod), where=where, why=asked.sentence)]
+    elif not asked.parts and not asked_instances(pod):
+        text = "{pod} asks for neither {resources}" + ("." if instead else ", so it is not waiting for GPUs.")
+        names = " nor ".join(resource.name for resource in resources)
+        neither = [note("asks-for-none", text, pod=_name(pod), resources=names), *instead]
+        facts = [*(_nothing(pod, resources) or neither), *scheduler_says(status)]
+    else:
+        placed = _location(pod, status, resources, nodes, features) if pod.node_name else waiting_facts(status)
+        facts = [being_deleted(pod)] if pod.deleting and not pod.node_name else [*placed]
+        facts += [] if asked.parts else instead
+    return [*facts, *ignored, *events_told(status)], None
+
+
+# --- What is said of any pod ------------------------------------------------------------------------------------------
+
+
+def _name(pod: Pod) -> str:
+    return f"{pod.namespace}/{pod.name}"
+
+
+def events_told(status: SchedulingStatus) -> list[Finding]:
+    """Return the latest warnings about a pod."""
+    return [note("event", "{event}", event=event) for event in status.events]
+
+
+def has_ended(pod: Pod, status: SchedulingStatus) -> Finding:
+    """Return that a pod has ended, and why."""
+    why = ": ".join(filter(None, (status.reason, status.message)))
+    text = "{pod} has ended ({phase})" + (": {why}" if why else ".")
+    return note("ended", text, pod=_name(pod), phase=pod.phase, why=why)
+
+
+def being_deleted(pod: Pod) -> Finding:
+    """Return that a pod is deleted before a scheduler has placed it."""
+    return note("deleted", "{pod} is being deleted and will not be scheduled.", pod=_name(pod))
+
+
+def on_node(pod: Pod) -> Finding:
+    """Return on which node a pod is."""
+    code, state = ("leaves-node", "is being deleted from") if pod.deleting else ("on-node", "is on")
+    return note(
+        code, f"{{pod}} {state} node {{node}} ({{phase}}).", pod=_name(pod), node=pod.node_name, phase=pod.phase
+    )
+
+
+def status_says(status: SchedulingStatus) -> Iterator[Finding]:
+    """Yield the message in a pod's status."""
+    if status.message:
+        text = "Its status says" + (" ({reason}): {message}" if status.reason else ": {message}")
+        yield note("status", text, reason=status.reason, message=status.message)
+
+
+def waiting_facts(status: SchedulingStatus) -> Iterator[Finding]:
+    """Yield the reasons for which a scheduler has not placed a pod, as far as its status has them."""
+    yield from gated(status)
+    yield from scheduler_says(status) or ([] if status.gates else [scheduler_silent(status)])
+
+
+def gated(status: SchedulingStatus) -> Iterator[Finding]:
+    """Yield the scheduling gates of a pod."""
+    if status.gates:
+        text = "No scheduler looks at it before its scheduling gates are removed: {gates}."
+        yield note("gated", text, gates=", ".join(status.gates))
+
+
+def scheduler_says(status: SchedulingStatus) -> list[Finding]:
+    """Return what the scheduler says of a pod: one finding, or none if it has said nothing."""
+    if not status.condition_reason and not status.condition:
+        return []
+    text = "{scheduler} says" + (" ({reason}): {message}" if status.condition_reason else ": {message}")
+    reason, message = status.condition_reason, status.condition or "no message"
+    return [note("scheduler-says", text, scheduler=status.scheduler, reason=reason, message=message)]
+
+
+def scheduler_silent(status: SchedulingStatus) -> Finding:
+    """Return that a scheduler has said nothing."""
+    text = "{scheduler} has not looked at it yet; if this persists, no scheduler of this name runs."
+    return note("scheduler-silent", text, scheduler=status.scheduler)
+
+
+# --- Pods with limits -------------------------------------------------------------------------------------------------
+
+
+def _nothing(pod: Pod, resources: tuple[Resource, ...]) -> list[Finding]:
+    text = (
+        "Container {container} of {pod} asks for 0 of {resource}, which is nothing, so it is not waiting for GPUs. "
+        "Write how much it needs, or remove the line."
+    )
+    return [
+        note("asks-for-0", text, container=repr(container.name), pod=_name(pod), resource=resource.name)
+        for container in pod.containers
+        for resource in resources
+        if container.limits.get(resource.name) == 0
+    ]
+
+
+def _waiting(
+    status: SchedulingStatus, resources: tuple[Resource, ...], nodes: Mapping[str, NodeView] | None
+) -> Iterator[Finding]:
+    yield from waiting_facts(status)
+    if status.scheduler == DEFAULT_SCHEDULER:
+        yield note(
+            "default-scheduler",
+            f"It will be placed by {DEFAULT_SCHEDULER}; if that scheduler does not call the extender, it knows only "
+            f"the sum of a node's free GPU memory. Set schedulerName: {SCHEDULER}.",
+        )
+    if nodes is not None and not nodes:
+        text = (
+            "No node shares GPUs: none has GPUs written on it by an agent, nor {resource} in its capacity. Label GPU "
+            "nodes gpushare=true and see the agent's log there."
+        )
+        yield note("no-node", text, resource=resources[0].name)
+
+
+def _location(
+    pod: Pod,
+    status: SchedulingStatus,
+    resources: tuple[Resource, ...],
+    nodes: Mapping[str, NodeView] | None,
+    features: Sequence[ReportFeature],
+) -> Iterable[Finding]:
+    usage = usage_of(pod, resources)
+    yield on_node(pod)
+    node = None if nodes is None else nodes.get(pod.node_name)
+    if node is None and nodes is not None:
+        yield note("node-shares-none", "That node does not exist, or shares no GPUs.")
+    listed = {} if node is None else {gpu.position: gpu for gpu in node.candidate.gpus.all}
+    amount_of = partial(counted, one="unit") if node is None else node.amount
+    places = [(at, amount_of(shares)) for at, shares in usage.shares] + [(at, "all") for at in usage.whole]
+    for position, amount in sorted(places):
+        gpu = listed.get(position)
+        unlisted = "" if nodes is None else "not listed by its node"
+        place = f"MIG {gpu.instance.label} {gpu.instance.profile}" if gpu is not None and gpu.instance else ""
+        facts = ", ".join(filter(None, (place or gpu.model, gpu.uuid))) if gpu is not None else unlisted
+        ill = out_of_service(gpu) if gpu is not None and gpu.instance is not None else ""
+        text = "  GPU {gpu}" + (" ({facts})" if facts else "") + ": {amount}{ill}"
+        yield note("has", text, gpu=position, facts=facts, amount=amount, ill=ill)
+    shared = [position for position, _ in usage.shares]
+    yield from (each for feature in features for each in feature.placed(pod, resources, node, shared))
+    if usage.unplaced:
+        yield _why_unplaced(pod, status, resources)
+    since_ns = pod.annotations.get(ASSUME_TIME, "")
+    if since_ns.isascii() and since_ns.isdigit() and len(since_ns) < 20:
+        yield note("placed", "Placed at {time}.", time=rfc3339(int(since_ns) // 10**9))
+    if pod.annotations.get(ASSIGNED) == "false":
+        yield note("not-allocated", "Its node has not allocated the GPU yet.")
+    yield from status_says(status)
+
+
+def _why_unplaced(pod: Pod, status: SchedulingStatus, resources: tuple[Resource, ...]) -> Finding:
+    try:
+        promises(pod, resources)
+    except MalformedAnnotationError as error:
+        return note("annotations-malformed", "Its GPU annotations cannot be read: {problem}.", problem=str(error))
+    why = (
+        f"it was placed by {DEFAULT_SCHEDULER}; if that scheduler does not call the extender, set schedulerName: "
+        f"{SCHEDULER}."
+        if status.scheduler == DEFAULT_SCHEDULER
+        else "{scheduler} did not call the extender, or the pod's nodeName was set by hand."
+    )
+    return note("not-promised", f"Its annotations name no GPU: {why}", scheduler=status.scheduler)
+
+
+def refusals(report: NodeReport) -> tuple[Finding, ...]:
+    """Return why shares of some GPUs of a node are refused, as clauses about the node."""
+    limits = {} if report.limits is None else report.limits.gpus
+    reasons = ((each.refusal, str(position)) for position, each in sorted(limits.items()) if each.refusal)
+    text = "its agent refuses shares of GPU {gpus}: {why}"
+    return tuple(note("shares-refused", text, gpus=", ".join(gpus), why=why) for why, gpus in grouped(reasons).items())
+
+
+_LARGEST_GIB = 512
+"""More than any GPU has."""
+
+
+def asks_in_mib(
+    asked: GpuRequest, resources: Iterable[Resource], nodes: Collection[NodeView] | None
+) -> Iterator[Finding]:
+    """Yield a correction if a pod asks for more units than any GPU has, and the number looks like MiB.
+
+    Where the nodes are unknown (None), a unit is assumed to be 1 GiB.
+    """
+    name = next((resource.name for resource in resources if resource.kind is Kind.MEMORY), "")
+    amount = max(
+        (part.demand.amount // part.demand.gpus for part in asked.parts if part.demand.kind is Kind.MEMORY), default=0
+    )
+    sizes = {MIB_PER_GIB} if nodes is None else {node.candidate.gpus.share_mib for node in nodes} - {None}
+    if len(sizes) != 1:
+        return
+    share_mib = sizes.pop() or MIB_PER_GIB
+    every = (gpu.shares for node in nodes or () for gpu in node.candidate.gpus.gpus)
+    shares = _LARGEST_GIB if nodes is None else max(every, default=0)
+    units = -(-amount // share_mib)
+    if units <= shares < amount and amount * 2 >= share_mib:  # fewer MiB are not a plausible demand
+        usual = " unless configured otherwise" if nodes is None else ""
+        text = (
+            f"It asks for {{amount}} units, which are {{unit}} each{usual}: no GPU has as much. If {{amount}} MiB are "
+            "meant, write {resource}: {units}."
+        )
+        yield note("asks-in-mib", text, amount=amount, unit=format_mib(share_mib), resource=name, units=units)
+
+
+def out_of_service(gpu: ListedGpu) -> str:
+    """Return the end of a sentence about a GPU or an instance that is out of service; empty if it is not."""
+    return f", which is out of service: {gpu.unhealthy}" if gpu.unhealthy else ""

@@ -1,0 +1,1 @@
+"""What fits where, which node is best, and what counts on a node."""

@@ -1,0 +1,57 @@
+"""Nodes and demands with few words, for what judges thousands of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
+from gpu_device_plugin.model.gpus import NO_LINKS, Links
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
+from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate
+from gpu_device_plugin.scheduler.rules.changes import View
+from gpu_device_plugin.scheduler.rules.pod_demand import Part
+from gpu_device_plugin.scheduler.rules.usage import Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+ROOM = Amounts(32_000, 131_072)
+
+
+def node(
+    name: str,
+    used: Mapping[int, int] | None = None,
+    *,
+    sizes: Sequence[int] = (16, 16),
+    models: Sequence[str] = (),
+    requested: Amounts = NO_AMOUNTS,
+    whole: Sequence[int] = (),
+    links: Links = NO_LINKS,
+    claims: bool = False,
+) -> Candidate:
+    """Return a node of 32 CPUs with shares in use by position, and GPUs in whole use; or one that serves claims."""
+    listed = zip(sizes, models or ["T4"] * len(sizes), strict=True)
+    gpus = NodeGpus(
+        tuple(ListedGpu(at, size, f"{name}-{at}", model) for at, (size, model) in enumerate(listed)),
+        share_mib=1024,
+        links=links,
+        claims=claims,
+        problem=BY_CLAIMS if claims else "",
+    )
+    return candidate(name, gpus, [Usage(tuple((used or {}).items()), tuple(whole))], ROOM, [requested])
+
+
+def view(nodes: Iterable[Candidate] = ()) -> View:
+    made = View(lambda: None)
+    for each in nodes:
+        made.put(each.name, each)
+    return made
+
+
+def memory(*shares: int, gpus: int = 1) -> tuple[Part, ...]:
+    return tuple(Part(Demand(Kind.MEMORY, amount, gpus)) for amount in shares)
+
+
+def whole(gpus: int = 1) -> tuple[Part, ...]:
+    return (Part(Demand(Kind.COUNT, gpus)),)
