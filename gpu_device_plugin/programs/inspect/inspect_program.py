@@ -36,6 +36,7 @@ from gpu_device_plugin.programs.doctor.rules.cluster_checks import CHECKS, exami
 from gpu_device_plugin.programs.inspect.arguments import parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.overview import CHOICE, COUNTING, OVERVIEW
+from gpu_device_plugin.programs.inspect.top_picture import Picture, frame
 from gpu_device_plugin.programs.inspect.uninstall import UNINSTALL
 from gpu_device_plugin.report.commands import (
     NAMESPACE,
@@ -53,7 +54,6 @@ from gpu_device_plugin.report.rules.columns import Line, Tone, columns
 from gpu_device_plugin.report.rules.finding import examine, exit_code, report
 from gpu_device_plugin.report.rules.node_answers import explain, explain_briefly
 from gpu_device_plugin.report.rules.terminal_tables import SORTS, rows_waiting
-from gpu_device_plugin.report.rules.top_picture import Picture, frame
 from gpu_device_plugin.report.why_pod import events_of, explained, on_gpus
 from gpu_device_plugin.settings.knobs import UsageError
 

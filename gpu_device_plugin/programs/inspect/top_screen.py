@@ -25,9 +25,9 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Footer, Input, Static
 
+from gpu_device_plugin.programs.inspect.top_picture import head, tables
 from gpu_device_plugin.report.rules.columns import Line, Tone, columns
 from gpu_device_plugin.report.rules.printing import printable
-from gpu_device_plugin.report.rules.top_picture import head, tables
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
     from textual.events import Click
 
-    from gpu_device_plugin.report.rules.top_picture import Picture
+    from gpu_device_plugin.programs.inspect.top_picture import Picture
 
     Again = Callable[[Picture], Awaitable[Picture]]
     """Reads the newest picture; a fault becomes the problem of the one given."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 from textual.widgets import Input
 
+from gpu_device_plugin.programs.inspect.top_picture import Picture
 from gpu_device_plugin.programs.inspect.top_screen import Top
 from gpu_device_plugin.report.rules.columns import Line, Tone
 from gpu_device_plugin.report.rules.terminal_tables import PodRow
-from gpu_device_plugin.report.rules.top_picture import Picture
 from tests.views import node_view, pod_on
 
 if TYPE_CHECKING:

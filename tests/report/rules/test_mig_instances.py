@@ -9,6 +9,7 @@ from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.programs.inspect.gpushare_layout import summary, wide
+from gpu_device_plugin.programs.inspect.top_picture import Picture, frame
 from gpu_device_plugin.report.rules.extension import Kept
 from gpu_device_plugin.report.rules.node_answers import explain
 from gpu_device_plugin.report.rules.node_view import sums_of
@@ -20,7 +21,6 @@ from gpu_device_plugin.report.rules.terminal_tables import (
     pod_table,
     rows_alone,
 )
-from gpu_device_plugin.report.rules.top_picture import Picture, frame
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from gpu_device_plugin.scheduler.rules.usage import NOTHING
 from tests.reporting import answers

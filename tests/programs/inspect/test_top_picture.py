@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.model.contract.node_use import GpuUse
+from gpu_device_plugin.programs.inspect.top_picture import Picture, frame, tables
 from gpu_device_plugin.report.rules.columns import Tone
 from gpu_device_plugin.report.rules.terminal_tables import SORTS, PodRow
-from gpu_device_plugin.report.rules.top_picture import Picture, frame, tables
 from tests.reports import SINCE, part, report
 from tests.views import node_view, pod_on
 
