@@ -45,13 +45,13 @@ def bill(
     Args:
         subject: the name of the program.
         version: of the release.
-        packages: the packages in it, by their names on PyPI; all of them are in requirements.lock.
+        packages: the packages in it, by their names on PyPI; all of them are in a lock.
         tree: the checkout.
         time_s: of the commit, in seconds since the epoch.
         direct: those that the program itself uses; None: all.
         hashed: whether the packages are in it as their wheels are; otherwise parts of them are.
     """
-    known = locked(tree)
+    known = {**locked(tree, "requirements-release.lock"), **locked(tree)}
     names = sorted(_normal(name) for name in packages)
     of = {name: f"pkg:pypi/{name}@{known[name][0]}" for name in names}
     vendored = _vendored(tree)

@@ -24,6 +24,9 @@ from gpu_device_plugin.model.contract.keys import ALLOCATION
 from tests.builders import container, node, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.patience import stretched
+from tests.programs.inspect import test_inspect_program as inspected
+from tests.programs.inspect.test_inspect_program import World
+from tests.programs.inspect.test_terminal import terminal
 from tests.sharing import made_once
 from tools.onefile import archive
 
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 TIME_S = 1_700_000_000
-MOST_BYTES = 5 << 20
+MOST_BYTES = 4 << 20
 
 KUBECTL = """\
 #!{python} -IS
@@ -197,6 +200,34 @@ async def test_the_page_is_served_with_what_the_cluster_has(tmp_path: Path, plug
                 await process.wait()
     assert [each["name"] for each in event["nodes"]] == ["gpu-1"]
     assert (process.returncode, said.decode()) == (0, "")
+
+
+ALONE = (sys.executable, "-I", "-S")
+
+
+def test_top_is_drawn_and_used(tmp_path: Path, plugin: Path) -> None:
+    """From the archive: what Textual loads at once, and what it loads when it is needed."""
+    (world := World(tmp_path)).has(inspected.node("gpu-1", inspected.gpu(0)), inspected.pod("waits", 99))
+    with terminal(world, "top", command=(*ALONE, str(plugin)), environ={"HOME": str(tmp_path)}) as shown:
+        assert "0G/15G" in shown.until("all rows")
+        shown.press("/")
+        shown.until("only rows with")
+        shown.press("wai\r")
+        shown.until("default/waits")
+        shown.press("\r")
+        shown.until("default/waits waits for 99 GiB of one GPU.")
+        shown.press("q")
+        assert shown.end() == 0
+
+
+def test_a_fault_of_top_is_told(tmp_path: Path, plugin: Path) -> None:
+    broken = f"import sys; sys.path.insert(0, {str(plugin)!r}); from gpu_device_plugin.__main__ import kubectl_plugin; "
+    broken += "import gpu_device_plugin.programs.inspect.top_screen as screen; screen.head = 'none'; kubectl_plugin()"
+    (world := World(tmp_path)).has(inspected.node("gpu-1", inspected.gpu(0)))
+    with terminal(world, "top", command=(*ALONE, "-c", broken), environ={"HOME": str(tmp_path)}) as shown:
+        shown.end()
+        assert "object is not callable" in shown.written.rpartition("\x1b[?1049l")[2]
+        assert shown.attributes() == shown.before
 
 
 def test_it_is_small_and_has_no_compiled_part(plugin: Path) -> None:

@@ -6,6 +6,7 @@ The bytes depend on these sources alone: entries are sorted, and have the time t
 from __future__ import annotations
 
 import io
+import re
 import sys
 import time as clock
 import zipfile
@@ -36,10 +37,17 @@ DISTRIBUTIONS = {
     "propcache": "propcache",
     "typing_extensions": "typing_extensions.py",
     "yarl": "yarl",
+    # `top` on a terminal. Textual's Markdown, which takes more packages, is not used.
+    "Pygments": "pygments",
+    "platformdirs": "platformdirs",
+    "rich": "rich",
+    "textual": "textual",
     # Output and configurations in YAML.
     "PyYAML": "yaml",
 }
 """The package or module of each distribution that goes in; of each only Python sources and licences."""
+_LEFT_OUT = re.compile(r"platformdirs/testing|pygments/(formatters/|lexers/(?!__init__|_mapping|python))")
+"""What is not needed. Rich shows where a program failed with the lexer of Python alone."""
 _HERE = Path(__file__).parent
 _START = b"#!/usr/bin/env python3\n"
 
@@ -110,7 +118,7 @@ def _sources(distribution: str, top: str) -> Iterator[tuple[str, bytes]]:
     """Yield the Python sources and the licences of an installed distribution."""
     for each in metadata.files(distribution) or ():
         path = Path(str(each.locate()))
-        if each.parts[0] == top and each.suffix == ".py":
+        if each.parts[0] == top and each.suffix == ".py" and not _LEFT_OUT.match(each.as_posix()):
             yield each.as_posix(), path.read_bytes()
         elif ".dist-info" in each.parts[0] and each.stem.upper().startswith(("LICENSE", "NOTICE", "COPYING")):
             yield f"licenses/{distribution}/{each.name}", path.read_bytes()

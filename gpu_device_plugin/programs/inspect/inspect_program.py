@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from gpu_device_plugin.commandline import FAILED, OK, ending, resources_in, say, show, width
 from gpu_device_plugin.features.capacity.commands import PLAN
 from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS
+from gpu_device_plugin.features.claims.report import claims_waiting
 from gpu_device_plugin.features.cordon.commands import CORDON, UNCORDON
 from gpu_device_plugin.features.elastic.commands import RESIZE
 from gpu_device_plugin.features.history.commands import HISTORY, INCIDENT, agents_of, history
@@ -33,7 +36,7 @@ from gpu_device_plugin.programs.doctor.rules.cluster_checks import CHECKS, exami
 from gpu_device_plugin.programs.inspect.arguments import parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.overview import CHOICE, COUNTING, OVERVIEW
-from gpu_device_plugin.programs.inspect.top_screen import top
+from gpu_device_plugin.programs.inspect.top_picture import Picture, frame
 from gpu_device_plugin.programs.inspect.uninstall import UNINSTALL
 from gpu_device_plugin.report.commands import (
     NAMESPACE,
@@ -47,15 +50,14 @@ from gpu_device_plugin.report.commands import (
 )
 from gpu_device_plugin.report.followed_cluster import cluster
 from gpu_device_plugin.report.reading import GRANT, add_claims, claims_in, cluster_of, named_pod, needed, unread
-from gpu_device_plugin.report.rules.columns import Line, columns
+from gpu_device_plugin.report.rules.columns import Line, Tone, columns
 from gpu_device_plugin.report.rules.finding import examine, exit_code, report
 from gpu_device_plugin.report.rules.node_answers import explain, explain_briefly
-from gpu_device_plugin.report.rules.terminal_tables import SORTS, Picture
+from gpu_device_plugin.report.rules.terminal_tables import SORTS, rows_waiting
 from gpu_device_plugin.report.why_pod import events_of, explained, on_gpus
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     import msgspec
@@ -70,6 +72,11 @@ MOST_EXPLAINED = 10
 """The number of nodes that are explained one by one without --all-nodes."""
 INTERVAL_S = 5.0
 """Between two pictures of top."""
+_UNREADABLE = (ClusterUnreadableError, AgentUnreadableError, UnreadableObjectError, ApiError)
+_WITHOUT_TEXTUAL = (
+    "on a terminal it is drawn by Textual, which is not installed; run pip install 'gpu-device-plugin[top]', "
+    "or let it print one picture after the other: top | cat"
+)
 _RIGHTS = "docs/inspect.md has the commands by which an administrator grants all rights that this command needs"
 
 
@@ -106,7 +113,7 @@ def main(
             )
         try:
             return asyncio.run(_run(arguments, flags, resources, kubectl, environ))
-        except (ClusterUnreadableError, AgentUnreadableError, UnreadableObjectError, ApiError) as error:
+        except _UNREADABLE as error:
             unknown = unread(error)
             say(sys.stderr, f"{prog}: {'; '.join(filter(None, (str(unknown), unknown.remedy)))}")
             return FAILED
@@ -122,14 +129,13 @@ async def _run(
     environ: Mapping[str, str],
 ) -> int:
     lines: Sequence[str | Line] = ()
-    ended_by, code = None, OK
     async with reaching(flags, kubectl) as access:
         if arguments.command is _TOP and not arguments.history:
-            ended_by = await _top(arguments, access, resources, environ)
+            code = await _top(arguments, access, resources, environ)
         else:
             lines, code = await arguments.command.run(arguments, access, resources)
-    if ended_by is not None:
-        signal.raise_signal(ended_by)
+    if code < 0:
+        signal.raise_signal(-code)
     show((Line(line) if isinstance(line, str) else line for line in lines), environ)
     sys.stdout.flush()
     return code
@@ -140,7 +146,16 @@ async def _run(
 
 async def _top(
     arguments: argparse.Namespace, access: Access, resources: Sequence[Resource], environ: Mapping[str, str]
-) -> signal.Signals | None:
+) -> int:
+    """Draw GPUs and pods until the user ends it; without a terminal print one picture after the other.
+
+    Returns:
+        The exit code; the negative number of the signal that ended it, by which the program is to end, too.
+
+    Raises:
+        ClusterUnreadableError, ApiError, UnreadableObjectError: the first reading failed.
+    """
+
     async def read() -> Picture:
         fields = [f"metadata.name={escaped(arguments.node)}"] if arguments.node else []
         with needed("without -w the overview shows what it can"):
@@ -152,9 +167,46 @@ async def _top(
         warnings += await add_claims(found, access)
         at, notes = time.strftime("%H:%M:%S"), warnings[:3]
         sort, namespace = arguments.sort_by or "name", arguments.namespace or ""
-        return Picture(found.views, len(found.waiting), at, notes, sort, namespace)
+        waiting = [pod for pod in found.waiting_pods if namespace in {"", pod.namespace}]
+        queue = [*rows_waiting(waiting, resources), *claims_waiting(found.claims_of(namespace))]
+        return Picture(found.views, len(found.waiting), at, notes, sort, namespace, queue=queue)
 
-    return await top(read, interval_s=arguments.interval or INTERVAL_S, environ=environ)
+    async def again(picture: Picture) -> Picture:
+        """Read again; a fault becomes a sentence beside the picture of before."""
+        try:
+            return await read()
+        except _UNREADABLE as error:
+            return replace(picture, problem=str(unread(error)))
+
+    async def why(pod: str) -> Sequence[str | Line]:
+        namespace, _, name = pod.partition("/")
+        of_why = {"namespace": namespace, "pod": name, "all_nodes": False}
+        try:
+            return (await _why(argparse.Namespace(**{**vars(arguments), **of_why}), access, resources))[0]
+        except _UNREADABLE as error:
+            return [Line(str(unread(error)), Tone.BAD)]
+
+    interval_s = arguments.interval or INTERVAL_S
+    if all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):  # Textual draws on the last
+        try:
+            from gpu_device_plugin.programs.inspect.top_screen import draw  # noqa: PLC0415 - 2 MB that only this needs
+        except ModuleNotFoundError as error:
+            raise UsageError(f"top: {_WITHOUT_TEXTUAL}") from error
+        # Read first, so that a login plugin may ask, and a fault ends the command.
+        return await draw(await read(), again, why, interval_s=interval_s, environ=environ)
+    await _print(await read(), again, interval_s)
+    return OK
+
+
+async def _print(picture: Picture, again: Callable[[Picture], Awaitable[Picture]], interval_s: float) -> None:
+    with contextlib.suppress(asyncio.CancelledError):  # by Ctrl-C
+        while True:
+            for line in frame(picture, shutil.get_terminal_size((120, 24)).columns):
+                say(sys.stdout, line.text)
+            say(sys.stdout, "")
+            sys.stdout.flush()
+            await asyncio.sleep(interval_s)
+            picture = await again(picture)
 
 
 async def _unless_unread(read: Awaitable[T], missing: list[str]) -> T | None:

@@ -1,4 +1,4 @@
-"""Tables that fit a terminal: GPUs (equal ones of a node share a row) and pods; both on a screen drawn repeatedly."""
+"""Tables that fit a terminal: GPUs (equal ones of a node share a row) and pods."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _NOTHING = "-"
 CLAIMS = "claims"
 """The word for a node whose GPUs are given to ResourceClaims."""
-_OF_GPUS = Layout(
+OF_GPUS = Layout(
     ("NODE", "GPU", "MODEL", "GIVEN", "USED", "FREE", "LIMITS", "STATE"),
     right=frozenset({"USED", "FREE"}),
     shrink={"STATE": 9, "MODEL": 8, "NODE": 8},
@@ -50,10 +50,11 @@ def folded(nodes: Iterable[NodeView], width: int) -> list[Line]:
 
 def folded_rows(nodes: Iterable[NodeView], width: int) -> list[Line]:
     """Return the same without the sum."""
-    return table(_OF_GPUS, [row for node in nodes for row in _rows(node)], width)
+    return table(OF_GPUS, [row for node in nodes for row in gpu_rows(node)], width)
 
 
-def _rows(node: NodeView) -> Iterable[Row]:
+def gpu_rows(node: NodeView) -> Iterable[Row]:
+    """Yield the rows of one node, of which only the first has its name."""
     words = (
         ["not ready"] * (not node.record.ready)
         + ["cordoned"] * node.record.unschedulable
@@ -201,7 +202,7 @@ def figures_age(nodes: Iterable[NodeView]) -> str:
 
 # --- Pods -------------------------------------------------------------------------------------------------------------
 
-_OF_PODS = Layout(
+OF_PODS = Layout(
     ("POD", "NODE", "GPU", "GIVEN", "USED", "%", "LIMIT", "STATE"),
     right=frozenset({"GIVEN", "USED", "%"}),
     shrink={"STATE": 8, "LIMIT": 8, "NODE": 8, "POD": 16},
@@ -240,6 +241,7 @@ def by_name(row: PodRow) -> tuple[object, ...]:
 
 SORTS: Mapping[str, tuple[Callable[[NodeView], float], Callable[[PodRow], tuple[object, ...]]]] = {
     "name": (lambda _: 0, by_name),
+    "node": (lambda _: 0, lambda row: (row.node,)),
     "given": (lambda node: -sums_of([node]).given, lambda row: (-row.given_mib,)),
     "free": (lambda node: -sums_of([node]).free, by_name),
     "used": (lambda node: -(sums_of([node]).used_mib or 0), lambda row: (-(row.used_mib or 0),)),
@@ -342,23 +344,24 @@ def rows_waiting(pods: Iterable[Pod], resources: Iterable[Resource]) -> list[Pod
 
 def pod_table(rows: Iterable[PodRow], width: int) -> list[Line]:
     """Return a table of pods, in their order, within `width` columns."""
-    cells = [
-        Row(
-            (
-                row.pod,
-                row.node or _NOTHING,
-                row.gpu,
-                row.given,
-                gib(row.used_mib),
-                _NOTHING if row.percent is None else str(row.percent),
-                row.limit or _NOTHING,
-                row.state,
-            ),
-            Tone.BAD if row.bad else Tone.PLAIN,
-        )
-        for row in rows
-    ]
-    return table(_OF_PODS, cells, width)
+    return table(OF_PODS, [pod_row(row) for row in rows], width)
+
+
+def pod_row(row: PodRow) -> Row:
+    """Return the cells of a pod on a GPU."""
+    return Row(
+        (
+            row.pod,
+            row.node or _NOTHING,
+            row.gpu,
+            row.given,
+            gib(row.used_mib),
+            _NOTHING if row.percent is None else str(row.percent),
+            row.limit or _NOTHING,
+            row.state,
+        ),
+        Tone.BAD if row.bad else Tone.PLAIN,
+    )
 
 
 def folded_details(nodes: Iterable[NodeView], width: int) -> list[Line]:
@@ -371,58 +374,3 @@ def folded_details(nodes: Iterable[NodeView], width: int) -> list[Line]:
             lines += [Line(""), *pod_table(rows, width)]
         lines += [Line("-" * width), Line("")]
     return [*lines, *totals(listed, width)]
-
-
-# --- On a whole screen ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """What was read, when, and how it is shown."""
-
-    nodes: Sequence[NodeView]
-    waiting: int
-    """Pods that wait for a GPU."""
-    at: str
-    """The time of day at which it was read."""
-    notes: Sequence[str] = ()
-    """What could not be read, in sentences."""
-    sort: str = "name"
-    """A key of `SORTS`."""
-    namespace: str = ""
-    """Only pods of it; empty: of all."""
-
-
-def frame(picture: Picture, width: int, height: int | None, problem: str = "") -> list[Line]:
-    """Return the picture for a terminal of this size; a height of None: any.
-
-    `problem` is the sentence why the newest state could not be read; empty: it could.
-    """
-    node_key, pod_key = SORTS[picture.sort]
-    nodes = sorted(picture.nodes, key=lambda node: (node_key(node), node.name))
-    waiting = f"{counted(picture.waiting, 'pod waits', 'pods wait')}" if picture.waiting else "no pod waits"
-    of = f" of namespace {picture.namespace}" if picture.namespace else ""
-    head = [
-        Line(fitted(f"GPU shares{of}, read at {picture.at}; {waiting}", width), Tone.HEADING),
-        *([Line(fitted(f"Not current: {problem}", width), Tone.BAD)] if problem else []),
-        *(Line(fitted(note, width), Tone.WARNING) for note in picture.notes),
-        *totals(nodes, width),
-    ]
-    if old := figures_age(nodes):
-        head.append(Line(fitted(f"({old})", width), Tone.FAINT))
-    upper = folded_rows(nodes, width)
-    pods = sorted(pod_rows(nodes, picture.namespace), key=lambda row: (pod_key(row), by_name(row)))
-    lower = pod_table(pods, width) if pods else [Line("No pod has a GPU here.", Tone.FAINT)]
-    if height is None:
-        return [*head, Line(""), *upper, Line(""), *lower]
-    # Pods get what nodes leave, and half of the screen at least.
-    left = max(4, height - len(head) - 2)
-    for_nodes = min(len(upper), max(2, left - min(len(lower), left // 2)))
-    for_pods = max(2, left - for_nodes)
-    return [*head, Line(""), *_cut(upper, for_nodes, "rows of GPUs"), Line(""), *_cut(lower, for_pods, "rows of pods")]
-
-
-def _cut(lines: Sequence[Line], most: int, what: str) -> list[Line]:
-    if len(lines) <= most:
-        return list(lines)
-    return [*lines[: most - 1], Line(f"... {len(lines) - most + 1} more {what}", Tone.FAINT)]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.model.contract.node_use import GpuUse
-from gpu_device_plugin.programs.inspect.inspect_program import main
+from gpu_device_plugin.programs.inspect.inspect_program import COMMANDS, main
 from gpu_device_plugin.report.rules.columns import columns
 from tests.patience import stretched, until
 from tests.programs.inspect.test_inspect_program import World, gpu, node, pod
@@ -325,7 +325,7 @@ def test_top_is_drawn_again_when_the_cluster_changes(world: World) -> None:
         assert shown.end() == 0
 
 
-@pytest.mark.parametrize("how", ["q", "Q", "\x04", signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("how", ["q", "Q", "\x03", "\x04", signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_top_leaves_the_terminal_as_it_was(world: World, how: str | signal.Signals) -> None:
     world.has(node("gpu-1", gpu(0)))
     with terminal(world, "-w") as shown:
@@ -340,7 +340,9 @@ def test_top_leaves_the_terminal_as_it_was(world: World, how: str | signal.Signa
         assert shown.attributes() == shown.before
         begun, ended = shown.written.count("\x1b[?1049h"), shown.written.count("\x1b[?1049l")
         assert begun == ended == 1
-        assert shown.written.rstrip().endswith("\x1b[?25h\x1b[?1049l")
+        for mode in (25, 1000, 1003, 1004, 1006, 2004):  # the cursor, and reports of the mouse, of focus and of pastes
+            on, off = (shown.written.rfind(f"\x1b[?{mode}{way}") for way in "hl")
+            assert (on > off) == (mode == 25)
 
 
 def test_top_goes_on_after_a_hangup_under_nohup(world: World) -> None:
@@ -389,8 +391,7 @@ def test_top_fits_every_size_that_the_terminal_takes(world: World) -> None:
         shown.until("default/p7")
         shown.resize(60, 12)
         shown.process.send_signal(signal.SIGWINCH)
-        drawn = shown.until("more rows of pods").rpartition("\x1b[H")[2]
-        assert max(map(columns, plain(drawn))) <= 60
+        shown.until("\x1b[12;1H\x1b[1;35;49m q ")  # the last line
         shown.press("q")
         assert shown.end() == 0
 
@@ -403,11 +404,47 @@ def test_top_keeps_the_last_picture_while_the_cluster_cannot_be_read(world: Worl
         drawn = shown.until("Not current: ")
         shown.until("default/a")
         assert "Unable to connect" in drawn + shown.written
-        world.has(fail="")
-        while "Not current" in shown.until("\x1b[J"):
-            pass
+        world.has(pod("b", 4, on="gpu-1", idx=0), fail="")
+        shown.until("default/b")
         shown.press("q")
         assert shown.end() == 0
+
+
+def test_top_has_no_colours_for_who_wants_none(world: World) -> None:
+    world.has(node("gpu-1", gpu(0, healthy=False)))
+    for environ, coloured in (({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)):
+        with terminal(world, "top", environ=environ) as shown:
+            shown.until("all rows")
+            shown.press("q")
+            assert shown.end() == 0
+        codes = {each for found in re.findall(r"\x1b\[([0-9;]*)m", shown.written) for each in found.split(";")}
+        assert bool(codes & {str(each) for each in (*range(30, 39), *range(40, 49))}) == coloured
+
+
+def test_top_says_what_to_install(world: World) -> None:
+    without = [*COMMAND[:2], f"import sys; sys.modules['textual'] = None; {COMMAND[2]}", "top"]
+    with terminal(world, command=without) as shown:
+        assert shown.end() == 2
+        assert "run pip install 'gpu-device-plugin[top]'" in shown.written
+
+
+def test_only_top_on_a_terminal_loads_textual(world: World) -> None:
+    world.has(node("gpu-1", gpu(0)), pod("a", 5, on="gpu-1", idx=0))
+    commands = [[], ["-o", "yaml"], ["top", "--history"], ["incident"], ["why", "a"], ["resize", "a"], ["wake"]]
+    commands += [["plan", "--nodes-free=1"], ["cordon", "gpu-1", "0", "--dry-run"], ["uncordon", "gpu-1", "0"]]
+    commands += [["prices"], ["doctor"], ["uninstall", "--dry-run"], ["--help"]]
+    assert {each[0] for each in commands if each} >= {*COMMANDS} - {"overview", "web"}
+    loads = (
+        "import sys; from gpu_device_plugin.programs.inspect.inspect_program import main; import gpu_device_plugin.cli"
+    )
+    runs = (
+        f"for words in {commands}:\n    try: main(words, kubectl={str(world.kubectl)!r})\n    except SystemExit: pass"
+    )
+    seen = "print(*sorted(set(sys.modules) & {'textual', 'rich'}), file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{loads}\n{runs}\n{seen}"], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.splitlines()[-1] == ""
 
 
 def test_top_without_a_terminal_prints_one_picture_after_the_other(world: World) -> None:

@@ -9,15 +9,14 @@ from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.programs.inspect.gpushare_layout import summary, wide
+from gpu_device_plugin.programs.inspect.top_picture import Picture, frame
 from gpu_device_plugin.report.rules.extension import Kept
 from gpu_device_plugin.report.rules.node_answers import explain
 from gpu_device_plugin.report.rules.node_view import sums_of
 from gpu_device_plugin.report.rules.printing import gpu_names, place
 from gpu_device_plugin.report.rules.terminal_tables import (
-    Picture,
     folded,
     folded_details,
-    frame,
     pod_rows,
     pod_table,
     rows_alone,
@@ -122,7 +121,7 @@ def test_pods_with_whole_instances_have_rows_with_their_use() -> None:
         "default/one a 3 (0:2) whole 2G 21 -",
         "default/two a ? 1x 1g.10gb - - - instance not known yet",
     ]
-    frame_lines = [line.text for line in frame(Picture([node], 0, "12:00:00", sort="used"), 110, None)]
+    frame_lines = [line.text for line in frame(Picture([node], 0, "12:00:00", sort="used"), 110)]
     assert any("3 (0:2)" in line for line in frame_lines)
     ending = replace(ONE, terminating=True)
     (row,) = pod_rows([mig_view("a", replace(ending, held=frozenset({"MIG-0"})), whole=1)])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from gpu_device_plugin.model.contract.node_use import GpuUse
-from gpu_device_plugin.report.rules.columns import Tone, columns
-from gpu_device_plugin.report.rules.terminal_tables import SORTS, Picture, frame
+from gpu_device_plugin.programs.inspect.top_picture import Picture, frame, tables
+from gpu_device_plugin.report.rules.columns import Tone
+from gpu_device_plugin.report.rules.terminal_tables import SORTS, PodRow
 from tests.reports import SINCE, part, report
 from tests.views import node_view, pod_on
 
@@ -25,8 +27,8 @@ NODES = (
 PICTURE = Picture(NODES, 2, "12:00:00", ("node d: its annotation is no JSON",))
 
 
-def texts(height: int | None = None, namespace: str = "") -> list[str]:
-    return [line.text for line in frame(replace(PICTURE, namespace=namespace), 80, height)]
+def texts(**how: Any) -> list[str]:
+    return [line.text for line in frame(replace(PICTURE, **how), 80)]
 
 
 def test_the_head_says_what_is_shown_and_since_when() -> None:
@@ -35,11 +37,11 @@ def test_the_head_says_what_is_shown_and_since_when() -> None:
     assert head[1] == "node d: its annotation is no JSON"
     assert head[2].startswith("3 nodes, 3 GPUs   given 24G of 60G (40%)")
     assert "(figures of use read up to 5 min ago)" in head
-    assert frame(replace(PICTURE, waiting=0), 80, None)[0].text.endswith("; no pod waits")
+    assert frame(replace(PICTURE, waiting=0), 80)[0].text.endswith("; no pod waits")
 
 
 def test_why_it_is_not_current_is_told_in_red() -> None:
-    lines = frame(PICTURE, 80, None, "kubectl could not read /api/v1/nodes")
+    lines = frame(replace(PICTURE, problem="kubectl could not read /api/v1/nodes"), 80)
     assert lines[1].text == "Not current: kubectl could not read /api/v1/nodes"
     assert lines[1].tone is Tone.BAD
 
@@ -76,23 +78,27 @@ def test_pods_of_one_namespace_are_shown_alone_and_the_head_says_so() -> None:
     assert "No pod has a GPU here." in texts(namespace="nobody")
 
 
-@pytest.mark.parametrize("height", [5, 10, 14, 24, 60])
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_it_fits_the_terminal(height: int, width: int) -> None:
-    many = Picture(
-        tuple(
-            node_view(f"n{at}", (15,) * 8, *(pod_on(f"p{at}-{g}", {g: g + 1}) for g in range(8))) for at in range(30)
-        ),
-        0,
-        "12:00:00",
-    )
-    lines = frame(many, width, height)
-    assert len(lines) <= max(height, 13)
-    assert max(columns(line.text) for line in lines) <= max(width, 60)
-    shown = [line.text for line in lines]
-    assert any(line.endswith("more rows of GPUs") for line in shown)
-    assert any(line.endswith("more rows of pods") for line in shown)
+@pytest.mark.parametrize(
+    ("how", "nodes", "pods"),
+    [
+        ({"sort": "given", "backwards": True}, ["a", "b", "c"], ["default/x", "default/y", "ml/z"]),
+        ({"sort": "node", "backwards": True}, ["c", "b", "a"], ["ml/z", "default/y", "default/x"]),
+        ({"sought": "ML/"}, ["c"], ["ml/z"]),
+        ({"sought": "9G"}, ["b"], ["default/y"]),
+        ({"sought": "tesla"}, ["a", "b", "c"], ["No"]),
+        ({"sought": "nothing like it"}, [], ["No"]),
+    ],
+)
+def test_rows_are_turned_round_and_sought(how: dict[str, Any], nodes: list[str], pods: list[str]) -> None:
+    upper, lower, names = tables(replace(PICTURE, **how), 80)
+    assert [line.text.split()[0] for line in upper[1:]] == nodes
+    assert [line.text.split()[0] for line in lower[bool(names) :]] == pods
+    assert names == (pods if pods != ["No"] else [])
 
 
-def test_what_is_little_is_not_cut_off() -> None:
-    assert not [line for line in texts(height=30) if line.startswith("...")]
+def test_pods_that_wait_are_listed_where_their_why_can_be_opened() -> None:
+    waits = PodRow("ml/a", "", "-", "aliyun.com/gpu-mem: 3", 0, state="waits")
+    _, lower, names = tables(replace(PICTURE, queue=[waits]), 80)
+    assert names == ["default/x", "default/y", "ml/a", "ml/z"]
+    assert lower[3].text.split() == ["ml/a", "-", "-", "aliyun.com/gpu-mem:", "3", *"---", "waits"]
+    assert "ml/a" not in "".join(texts(queue=[waits]))
