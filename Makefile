@@ -18,7 +18,7 @@ PURE_TESTS := $(addprefix tests/,model node/rules scheduler/rules report/rules p
 # Where it is set, every program that a test starts compiles the package anew, and every process of pytest all tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test explore check compiled pure others lowest coverage lint types imports protos protos-check bench placement picture docs e2e cluster mutants dist release clean
+.PHONY: help demo test explore check compiled pure others lowest coverage lint types imports protos protos-check locks bench placement picture docs e2e cluster mutants dist release clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -32,8 +32,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.ready: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'  # which knows --group
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --group dev
 	touch $@
 
 demo: $(VENV)/.installed  ## GPUs shared between pods, live in the terminal (ARGS=--once prints and exits; GPUS=nvml uses real GPUs)
@@ -87,22 +87,28 @@ imports: $(VENV)/.ready
 
 PROTOS := $(wildcard protos/gpu_device_plugin/kubelet/_proto/*.proto)
 
-.venv-protos/.ready: pyproject.toml
-	$(PYTHON) -m venv .venv-protos
-	.venv-protos/bin/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	.venv-protos/bin/pip install --quiet --disable-pip-version-check --group protos
-	touch $@
+# The folder of what it writes is the argument. The compiler looks for its plugins along PATH.
+PROTOC = PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m grpc_tools.protoc -Iprotos \
+  $(foreach kind,python grpc_python mypy mypy_grpc,--$(kind)_out=$(1)) $(PROTOS)
 
-protos: .venv-protos/.ready  ## regenerate gpu_device_plugin/kubelet/_proto
-	.venv-protos/bin/python -m grpc_tools.protoc --plugin=protoc-gen-mypy=.venv-protos/bin/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=.venv-protos/bin/protoc-gen-mypy_grpc \
-	  -Iprotos --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. $(PROTOS)
+protos: $(VENV)/.ready  ## regenerate gpu_device_plugin/kubelet/_proto
+	$(call PROTOC,.)
 
-protos-check: .venv-protos/.ready
+protos-check: $(VENV)/.ready
 	@rm -rf build/protos && mkdir -p build/protos
-	@.venv-protos/bin/python -m grpc_tools.protoc --plugin=protoc-gen-mypy=.venv-protos/bin/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=.venv-protos/bin/protoc-gen-mypy_grpc \
-	  -Iprotos --python_out=build/protos --grpc_python_out=build/protos --mypy_out=build/protos --mypy_grpc_out=build/protos $(PROTOS)
+	@$(call PROTOC,build/protos)
 	@diff -r -x __init__.py -x __pycache__ build/protos/gpu_device_plugin/kubelet/_proto gpu_device_plugin/kubelet/_proto \
 	  || { echo 'Generated code differs from protos/: run `make protos` and commit the result.'; exit 1; }
+
+# Versions that are pinned stay. A Python that is older than 3.11's last has them too: Debian 12 has 3.11.2.
+LOCK = $(BIN)/uv pip compile --quiet --universal --fork-strategy fewest --python-version 3.11 --no-annotate
+HASHED = $(LOCK) --constraint constraints.txt --only-binary :all: --generate-hashes --emit-build-options --custom-compile-command 'make locks'
+
+locks: $(VENV)/.ready  ## pin the packages of tests, images and releases after a change of pyproject.toml (ARGS=--upgrade: the newest ones)
+	$(LOCK) --no-header pyproject.toml --group dev --output-file constraints.txt $(ARGS)
+	$(HASHED) pyproject.toml --output-file requirements.lock
+	echo hatchling | $(HASHED) - --output-file requirements-build.lock
+	$(HASHED) pyproject.toml --group release --output-file requirements-release.lock
 
 bench: $(VENV)/.ready  ## measure speed and size; prints a table
 	$(BIN)/python -m bench.node_agent $(ARGS)
@@ -145,4 +151,4 @@ release: $(VENV)/.ready  ## VERSION=x.y.z: the same with a new version, as a com
 	$(BIN)/python -m tools.release '$(VERSION)'
 
 clean:
-	rm -rf .venv .venv-protos .venv-lowest build dist .mypy_cache .ruff_cache .pytest_cache .coverage* mutants
+	rm -rf .venv .venv-lowest build dist .mypy_cache .ruff_cache .pytest_cache .coverage* mutants

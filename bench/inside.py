@@ -137,8 +137,8 @@ def _hostile(extender: Extender, what: str, names: list[str]) -> Iterator[tuple[
     bodies = {"filter": arguments(pod, names), "prioritize": arguments(pod, names), "preempt": preemption}
     steps: dict[str, Callable[[], object]] = {
         **{name: partial(getattr(verbs, name), body) for name, body in bodies.items()},
-        "usage of": lambda: usage_of(extender._pod_reader.read(raw)[0], extender.settings.offered),
-        "place of": lambda: _placed(extender, extender._pod_reader.read(raw)[0], fleet.candidates[names[0]]),
+        "usage of": lambda: usage_of(extender.follower._pod_reader.read(raw)[0], extender.settings.offered),
+        "place of": lambda: _placed(extender, extender.follower._pod_reader.read(raw)[0], fleet.candidates[names[0]]),
     }
     for name, step in steps.items():
         began = time.thread_time()
@@ -166,7 +166,7 @@ async def _binds(extender: Extender, names: list[str], calls: int) -> Any:
         answer = json.loads(extender.verbs.filter(arguments(json.loads(raw), names)))
         if not answer["NodeNames"]:
             continue
-        pod = extender._pod_reader.read(raw)[0]
+        pod = extender.follower._pod_reader.read(raw)[0]
         fleet.put_pod(pod)
         ref, node = PodRef(pod.namespace, pod.name, pod.uid), rng.choice(answer["NodeNames"])
         began = time.perf_counter()

@@ -7,20 +7,22 @@ import json
 import re
 import uuid
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 NAME = "gpu-device-plugin"
 _NAMESPACE = uuid.UUID("6e3f1f0e-6d0c-5f5e-9f6e-0a8d1d0f9b11")
 """Of the serial numbers; any constant does."""
+VENDORED = Path("gpu_device_plugin/programs/web/page/vendor/lit-html/lit-html.js")
+"""The library of the page, parts of which are in the sources; it names its version."""
 
 
-def locked(tree: Path) -> Mapping[str, tuple[str, tuple[str, ...]]]:
-    """Return the version and the SHA-256 checksums of each package in requirements.lock."""
-    text = (tree / "requirements.lock").read_text(encoding="utf-8").replace("\\\n", " ")
+def locked(tree: Path, file: str = "requirements.lock") -> Mapping[str, tuple[str, tuple[str, ...]]]:
+    """Return the version and the SHA-256 checksums of each package that a lock file pins."""
+    text = (tree / file).read_text(encoding="utf-8").replace("\\\n", " ")
     found = {}
     for line in text.splitlines():
         if named := re.match(r"([A-Za-z0-9_.-]+)==(\S+)", line):
@@ -52,6 +54,7 @@ def bill(
     known = locked(tree)
     names = sorted(_normal(name) for name in packages)
     of = {name: f"pkg:pypi/{name}@{known[name][0]}" for name in names}
+    vendored = _vendored(tree)
     root = f"pkg:pypi/{NAME}@{version}" if subject == NAME else f"pkg:generic/{subject}@{version}"
     return json.dumps(
         {
@@ -71,13 +74,20 @@ def bill(
                     "licenses": [{"license": {"id": "Apache-2.0"}}],
                 },
             },
-            "components": [_component(name, of[name], known[name], hashed=hashed) for name in names],
+            "components": [*(_component(name, of[name], known[name], hashed=hashed) for name in names), vendored],
             "dependencies": [
-                {"ref": root, "dependsOn": sorted(of[_normal(name)] for name in (names if direct is None else direct))},
+                {
+                    "ref": root,
+                    "dependsOn": [
+                        vendored["purl"],
+                        *sorted(of[_normal(name)] for name in (names if direct is None else direct)),
+                    ],
+                },
                 *(
                     {"ref": of[name], "dependsOn": sorted(of[each] for each in _needs(name) if each in of)}
                     for name in names
                 ),
+                {"ref": vendored["purl"], "dependsOn": []},
             ],
         },
         indent=2,
@@ -96,6 +106,22 @@ def _component(name: str, ref: str, known: tuple[str, tuple[str, ...]], *, hashe
         "version": version,
         "purl": ref,
         "licenses": _licences(name),
+        "externalReferences": [source],
+    }
+
+
+def _vendored(tree: Path) -> Mapping[str, Any]:
+    """Return the component of which the page has parts."""
+    (version,) = re.findall(r'litHtmlVersions.*push\("([0-9.]+)"\)', (tree / VENDORED).read_text(encoding="utf-8"))
+    purl = f"pkg:npm/lit-html@{version}"
+    source = {"type": "distribution", "url": f"https://www.npmjs.com/package/lit-html/v/{version}"}
+    return {
+        "type": "library",
+        "bom-ref": purl,
+        "name": "lit-html",
+        "version": version,
+        "purl": purl,
+        "licenses": [{"expression": "BSD-3-Clause"}],
         "externalReferences": [source],
     }
 

@@ -29,7 +29,7 @@ _MOST_ID = (1 << 31) - 1
 _MOST_LIMIT_MIB = 1 << 44
 """The most that a limit can be: NVML has 64 bits for its bytes."""
 _MOST_PROCESSES = 4096
-"""The most processes of a GPU; `hardware/nvml/nvml_use.py` lists no more."""
+"""The most processes of a GPU; `hardware/nvml/nvml_calls.py` lists no more."""
 _MOST_PID = (1 << 32) - 1
 """NVML's processes have unsigned IDs of 32 bits."""
 _MOST_PERCENT = 100

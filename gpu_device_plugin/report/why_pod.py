@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus
     from gpu_device_plugin.report.rules.finding import Finding
     from gpu_device_plugin.report.rules.node_view import NodeView
+    from gpu_device_plugin.settings.knobs import Knob
 
 CONFIGURATION = "gpushare-extender"
 """The ConfigMap of the extender in our manifests; they may be applied in any namespace."""
@@ -54,10 +55,11 @@ def assumed(why: str = "") -> Policy:
     return Policy(ExtenderSettings().gpu_policy, why)
 
 
-async def policy_of(client: Client, settings: type[ExtenderSettings]) -> Policy:
+async def policy_of(client: Client, others: tuple[Knob, ...]) -> Policy:
     """Return the policy that the extender's ConfigMap sets; the built-in one if that cannot be read.
 
-    Flags and environment variables of the extender, which take precedence, are not visible here.
+    Flags and environment variables of the extender, which take precedence, are not visible here. `others` are the
+    settings of its features.
     """
     found: list[ConfigMap] = []
     try:
@@ -71,7 +73,7 @@ async def policy_of(client: Client, settings: type[ExtenderSettings]) -> Policy:
     where = f"{found[0].metadata.namespace}/{CONFIGURATION}, {_FILE}"
     text = Text(where, (found[0].data or {}).get(_FILE, "").encode())
     try:
-        return Policy(Sources(settings, {}, {}).read(texts=Texts(text)).gpu_policy)
+        return Policy(Sources(ExtenderSettings, {}, {}, others).read(texts=Texts(text)).gpu_policy)
     except SettingsError as error:
         return assumed(f"the ConfigMap {CONFIGURATION} cannot be used ({error})")
 
@@ -161,14 +163,14 @@ async def explained(
     most: int,
     followed: Mapping[str, Iterable[object]],
     features: Sequence[ReportFeature],
-    settings: type[ExtenderSettings],
+    settings: tuple[Knob, ...],
     slow: Callable[[], Iterable[Finding]] = tuple,
     shown: Callable[[NodeView], NodeView] = lambda node: node,
 ) -> tuple[list[str], Sequence[NodeAnswer]]:
     """Return why a pod waits, runs where it does or is slow, in sentences, and the answer of each node; see `why`.
 
-    `settings` are those of the extender with its features; `slow` returns why a pod that runs `on_gpus` is slow. Nodes
-    are told of as they are `shown`. This is done beside the event loop: thousands of nodes take tens of milliseconds.
+    `settings` are those of the extender's features. `slow` returns why a pod that runs `on_gpus` is slow. Nodes are
+    told of as they are `shown`. This is done beside the event loop: thousands of nodes take tens of milliseconds.
     """
     # The pod may name a policy, and nodes of our own agent publish theirs.
     named = bool(pod.node_name) or GPU_POLICY in pod.annotations

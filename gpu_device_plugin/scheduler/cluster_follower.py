@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.kubernetes.objects.decoding import NodeReader, PodReader
 from gpu_device_plugin.kubernetes.store import Store
-from gpu_device_plugin.model.contract.keys import NODE_USE, STAND_IN
+from gpu_device_plugin.model.contract.keys import NODE_USE, READ_ON_NODES, READ_ON_PODS, STAND_IN
 from gpu_device_plugin.model.contract.node_use import brief_use
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
@@ -16,9 +18,13 @@ from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import msgspec
+
     from gpu_device_plugin.model.gpus import Links
     from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.scheduler.controller_context import ControllerContext
+
+_log = logging.getLogger(__name__)
 
 _MOST_COUNTED = 10_000
 """Of a list only the latest pods are counted as coming: older ones would teach no more, and take seconds."""
@@ -28,7 +34,10 @@ _MOST_LINKS = 200
 
 @dataclass(eq=False)
 class ClusterFollower:
-    """Applies watched pods and nodes to the fleet, then tells the features. To read an object changes nothing here.
+    """Applies watched pods and nodes to the fleet, then tells the features, all of which are made already.
+
+    `nodes` and `pods` are the stores of reflectors, which read objects with `read_node` and `read_pod`: these change
+    nothing, as a list shows what the watch has overtaken meanwhile, and may fail before its last page.
 
     Pods are seen bound once each. A pod that waits costs its owner nothing, and may never find room: it teaches
     nothing.
@@ -37,12 +46,49 @@ class ClusterFollower:
     _context: ControllerContext
 
     def __post_init__(self) -> None:
+        names = [resource.name for resource in self._context.resources]
+        # A pod whose JSON names none of our resources asks for none.
+        self._ours = tuple(f'"{name}"'.encode() for name in (*names, STAND_IN))
+        self._pod_reader = PodReader(names, READ_ON_PODS.__contains__, sums=True, owners=True)
+        keys = [feature.keys_of_nodes() for feature in self._context.features]
+        kept = READ_ON_NODES.union(*filter(None, keys))
+        self._node_reader = NodeReader(names, (lambda _key: True) if None in keys else kept.__contains__)
         self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in self._context.resources}
         self._nodes: dict[str, str] = {}
         """By name, the UIDs of the nodes that there are."""
         self._links: dict[str, Links] = {}
         self.pods: Store[Pod | OtherPod] = Store(self.replace_pods, self.put_pod, self.remove_pod)
         self.nodes: Store[NodeRecord] = Store(self.replace_nodes, self.put_node, self.remove_node)
+
+    # --- Objects of the API -------------------------------------------------------------------------------------------
+
+    def read_node(self, raw: msgspec.Raw) -> NodeRecord:
+        """Read a node from its JSON. Of its long annotation `NODE_USE` no more is left than `used_mib` reads.
+
+        Raises:
+            UnreadableObjectError: it is none.
+        """
+        node = self._node_reader.read(raw)
+        text = node.annotations.get(NODE_USE)
+        return node if text is None else replace(node, annotations={**node.annotations, NODE_USE: brief_use(text)})
+
+    def read_pod(self, raw: msgspec.Raw) -> Pod | OtherPod | None:
+        """Read a pod from its JSON; None for one that takes nothing of a node.
+
+        Raises:
+            UnreadableObjectError: it is none.
+        """
+        whole = bytes(raw)
+        if not any(name in whole for name in self._ours):
+            return self._pod_reader.read_other(raw)
+        pod, ignored = self._pod_reader.read(raw)
+        if ignored:
+            _log.warning(
+                "ignoring invalid limits of a pod", extra={"pod": f"{pod.namespace}/{pod.name}", "why": ignored[0]}
+            )
+        if pod.containers or is_stand_in(pod):
+            return self._context.features.read_pod(pod, raw)
+        return self._pod_reader.read_other(raw)
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
@@ -126,9 +172,3 @@ class ClusterFollower:
 def is_stand_in(pod: Pod) -> bool:
     """Return whether a pod only stands for wanted room: one that asks for GPUs, or is bound, counts like any other."""
     return STAND_IN in pod.labels and not (pod.containers or pod.node_name)
-
-
-def with_brief_use(node: NodeRecord) -> NodeRecord:
-    """Return a node of whose long annotation `NODE_USE` no more is left than `used_mib` reads."""
-    text = node.annotations.get(NODE_USE)
-    return node if text is None else replace(node, annotations={**node.annotations, NODE_USE: brief_use(text)})

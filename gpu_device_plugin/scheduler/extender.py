@@ -17,21 +17,14 @@ from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import SERVICE_ACCOUNT, ClusterConfig
 from gpu_device_plugin.kubernetes.lease import Lease
-from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS, NodeReader, PodReader
+from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS, PodReader
 from gpu_device_plugin.kubernetes.reflector import Reflector
 from gpu_device_plugin.kubernetes.writers.binder import Binder, BinderTiming
 from gpu_device_plugin.lifetime import ReloadingProgram, freeze_objects, tls_of
-from gpu_device_plugin.model.contract.keys import (
-    NODE_USE,
-    READ_BY_AGENT,
-    READ_ON_NODES,
-    READ_ON_PODS,
-    STAND_IN,
-    MalformedAnnotationError,
-)
+from gpu_device_plugin.model.contract.keys import READ_BY_AGENT, MalformedAnnotationError
 from gpu_device_plugin.model.contract.promises import promises
 from gpu_device_plugin.scheduler.binding import Binding, Freshness
-from gpu_device_plugin.scheduler.cluster_follower import ClusterFollower, is_stand_in, with_brief_use
+from gpu_device_plugin.scheduler.cluster_follower import ClusterFollower
 from gpu_device_plugin.scheduler.cluster_state import Fleet, FleetEntry
 from gpu_device_plugin.scheduler.controller_context import DEFAULT_TIMINGS, ControllerContext
 from gpu_device_plugin.scheduler.extender_routes import ExtenderRoutes
@@ -44,8 +37,6 @@ from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    import msgspec
 
     from gpu_device_plugin.aio.http import Route
     from gpu_device_plugin.feature_list import FeatureSpec
@@ -79,16 +70,12 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         super().__init__(settings)
         self._when_read = when_read
         resources = settings.offered
-        names = tuple(resource.name for resource in resources)
+        names = [resource.name for resource in resources]
         metrics: m.Metrics = (
             m.PrometheusMetrics(lambda: self.state().gauges(), m.EXTENDER_COUNTS, m.EXTENDER_DURATIONS)
             if settings.http is not None
             else m.Metrics()
         )
-        node_reader = NodeReader(names, self._reads_on_nodes)
-        self._pod_reader = PodReader(names, READ_ON_PODS.__contains__, sums=True, owners=True)
-        # A pod whose JSON names none of our resources asks for none.
-        self._ours = tuple(f'"{name}"'.encode() for name in (*names, STAND_IN))
         self.fleet = Fleet(
             resources,
             vanished_grace_s=settings.vanished_grace_s,
@@ -116,16 +103,14 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             catch_up=lambda: self.readiness.catch_up(),  # noqa: PLW0108 - they are made later
         )
         self.features = context.features
-        follower = ClusterFollower(context)
+        """Those of this extender."""
+        self.features.make(features, context)
+        self.follower = follower = ClusterFollower(context)
         self._nodes: Reflector[NodeRecord] = Reflector(
-            client,
-            NODES,
-            lambda raw: with_brief_use(node_reader.read(raw)),
-            follower.nodes,
-            timing=timings.follow,
+            client, NODES, follower.read_node, follower.nodes, timing=timings.follow
         )
         self._pods: Reflector[Pod | OtherPod] = Reflector(
-            client, PODS, self._read_pod, follower.pods, timing=timings.follow
+            client, PODS, follower.read_pod, follower.pods, timing=timings.follow
         )
         self.watches: Watches = {"nodes": self._nodes, "pods": self._pods}
         """The reflectors of the cluster, by the plural of the kind."""
@@ -148,12 +133,8 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         self.unready = self.readiness.unready
         """Returns why this extender is not ready to answer the scheduler; empty if it is."""
         catch_up = partial(self._pods.caught_up, timings.catch_up_s)
-        self.features.make(features, context)
         rankers = (feature.ranker() for feature in self.features)
         context.evaluator.ranker = next((ranker for ranker in rankers if ranker is not None), None)
-        keys = [feature.keys_of_nodes() for feature in self.features]
-        self._all_labels = None in keys
-        self._keys_of_nodes = (READ_ON_NODES | {NODE_USE}).union(*filter(None, keys))
         steps = [step for feature in self.features for step in feature.leader_steps()]
         self._leader_tasks = LeaderTasks(self.readiness.active_term, self.readiness.catch_up, steps)
         current = Freshness(catch_up, context.clock, lambda: self.readiness.term)
@@ -222,22 +203,6 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             raise UsageError(f"{setting}: {error}") from error
 
     # --- The cluster ----------------------------------------------------------------------------------------------
-
-    def _reads_on_nodes(self, key: str) -> bool:
-        return self._all_labels or key in self._keys_of_nodes
-
-    def _read_pod(self, raw: msgspec.Raw) -> Pod | OtherPod | None:
-        whole = bytes(raw)
-        if not any(name in whole for name in self._ours):
-            return self._pod_reader.read_other(raw)
-        pod, ignored = self._pod_reader.read(raw)
-        if ignored:
-            _log.warning(
-                "ignoring invalid limits of a pod", extra={"pod": f"{pod.namespace}/{pod.name}", "why": ignored[0]}
-            )
-        if pod.containers or is_stand_in(pod):
-            return self.features.read_pod(pod, raw)
-        return self._pod_reader.read_other(raw)
 
     def _unplaced(self, pod: Pod) -> None:
         """Count a pod whose GPU is unknown because its annotations are malformed."""

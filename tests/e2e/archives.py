@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from tests.deploy.locks import read
+from tools.sbom import locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -172,7 +172,7 @@ def write_ours(path: Path, names: Iterable[str], sources: Path = ROOT) -> None:
 
 def _packages() -> Iterator[tuple[str, Path]]:
     """Return the files of the packages that our programs need, by where they are within site-packages."""
-    for name in read(ROOT / "requirements.lock"):
+    for name in locked(ROOT):
         for each in importlib.metadata.distribution(name).files or ():
             if ".." not in each.parts and (found := Path(str(each.locate()))).is_file():
                 yield str(each), found

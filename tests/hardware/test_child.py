@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,8 +16,7 @@ from gpu_device_plugin.hardware.child import open_driver, serve
 from gpu_device_plugin.hardware.driver import HardwareError
 from tests.patience import stretched
 
-if TYPE_CHECKING:
-    from gpu_device_plugin.hardware.driver import Record
+Record = dict[str, Any]
 
 CHILD = (sys.executable, "-m", "gpu_device_plugin.hardware.child")
 

@@ -41,7 +41,7 @@ def extender() -> Followed:
     )
     known = [made.fleet.entries, made.fleet.pending, made.features.of(IdleActions)._pods]
     known += [value for feature in made.features for value in vars(feature).values() if isinstance(value, dict)]
-    return made._read_pod, made._pods._store, lambda: repr(known)
+    return made.follower.read_pod, made.follower.pods, lambda: repr(known)
 
 
 def page() -> Followed:

@@ -6,16 +6,16 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gpu_device_plugin.features.elastic.room_to_borrow import RoomToBorrow
 from gpu_device_plugin.features.idle.scheduler import IdleActions
 from gpu_device_plugin.kubernetes.objects.decoding import NodeReader
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_USE, PLACEMENT_LABEL
-from gpu_device_plugin.model.contract.node_use import used_mib
-from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.model.times import epoch_s
-from gpu_device_plugin.scheduler.cluster_follower import ClusterFollower, with_brief_use
+from gpu_device_plugin.scheduler.cluster_follower import ClusterFollower
 from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
@@ -26,6 +26,8 @@ from tests.scheduler.contexts import context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from gpu_device_plugin.model.nodes import NodeRecord
 
 
 def fleet() -> Fleet:
@@ -180,14 +182,6 @@ def test_pods_that_teach_nothing_do_not_push_others_out_of_the_count() -> None:
     assert arrivals.names == ["p", "q"]
 
 
-def test_of_a_nodes_long_annotation_of_its_use_little_is_kept() -> None:
-    at = "2026-01-01T00:00:00Z"
-    text = json.dumps({"version": 1, "at": at, "gpus": [{"index": 0, "used": 700}], "containers": [{"pod": "p" * 999}]})
-    brief = with_brief_use(NodeRecord("a", "u", "1", annotations={NODE_USE: text})).annotations[NODE_USE]
-    assert len(brief) < 100
-    assert used_mib(brief) == used_mib(text) == ({0: 700}, epoch_s(at))
-
-
 def test_the_use_of_a_node_is_known_to_the_features_that_read_it_and_goes_with_the_node() -> None:
     parts = context(fleet())
     elastic, idle = RoomToBorrow(), IdleActions(parts)
@@ -196,13 +190,18 @@ def test_the_use_of_a_node_is_known_to_the_features_that_read_it_and_goes_with_t
     follower = ClusterFollower(parts)
 
     def told(use: str | None) -> NodeRecord:
-        return replace(node("a", 8, 1), annotations={} if use is None else {NODE_USE: use})
+        made = builders.node("a", mem=8, count=1, annotations={} if use is None else {NODE_USE: use})
+        made["metadata"]["uid"] = "uid-a"
+        return follower.read_node(msgspec.Raw(json.dumps(made).encode()))
 
     def known() -> tuple[Mapping[str, Mapping[int, int]], Mapping[str, float]]:
         return elastic._used_mib, idle._use_read_at
 
     at = "2026-01-01T00:00:00Z"
-    record = told(json.dumps({"version": 1, "at": at, "gpus": [{"index": 0, "used": 700}]}))
+    text = json.dumps({"version": 1, "at": at, "gpus": [{"index": 0, "used": 700}], "containers": [{"pod": "p" * 999}]})
+    record = told(text)
+    assert len(record.annotations[NODE_USE]) < 100
+    assert known() == ({}, {}), "to read a node changes nothing"
     follower.put_node(record)
     assert known() == ({"a": {0: 700}}, {"a": epoch_s(at)})
     follower.put_node(told("junk"))

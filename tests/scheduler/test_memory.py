@@ -79,10 +79,10 @@ def extender(**settings: str) -> Callable[[msgspec.Raw], object]:
     """Return what has an extender learn of a pod."""
     read_settings = Sources(EXTENDER_SETTINGS, flags={"listen": "127.0.0.1:0", **settings}, environ={}).read()
     made = Extender(read_settings, ClusterConfig("http://127.0.0.1:1"), features=EXTENDER_FEATURES)
-    store = made._pods._store
+    store = made.follower.pods
 
     def put(raw: msgspec.Raw) -> None:
-        read = made._read_pod(raw)
+        read = made.follower.read_pod(raw)
         assert read is not None
         store.put(read)
 

@@ -181,7 +181,7 @@ async def test_the_page_is_served_with_what_the_cluster_has(tmp_path: Path, plug
                 line = (await process.stdout.readline()).decode()
                 found = re.fullmatch(r"The page is at (http://127\.0\.0\.1:\d+)/#token=(\S+)\n", line)
                 assert found is not None, (line, await process.communicate())
-                for name in ("", "main.js", "page.css"):
+                for name in ("", "main.js", "page.css", "zh.json", "vendor/lit-html/directives/repeat.js"):
                     async with http.get(f"{found[1]}/{name}") as answer:
                         page = ROOT / "gpu_device_plugin/programs/web/page" / (name or "index.html")
                         assert await answer.read() == page.read_bytes()
@@ -203,7 +203,9 @@ def test_it_is_small_and_has_no_compiled_part(plugin: Path) -> None:
     assert plugin.stat().st_size < MOST_BYTES
     names = zipfile.ZipFile(plugin).namelist()
     assert [
-        name for name in names if not name.endswith((".py", ".html", ".css", ".js", ".svg")) and "licenses/" not in name
+        name
+        for name in names
+        if not name.endswith((".py", ".html", ".css", ".js", ".json", ".svg")) and "licenses/" not in name
     ] == []
     assert not [name for name in names if "/node/" in name and "/rules/" not in name and "__init__" not in name]
     edges = [name for name in names if "/features/" in name and name.endswith(("/node.py", "/feature.py"))]
@@ -212,7 +214,7 @@ def test_it_is_small_and_has_no_compiled_part(plugin: Path) -> None:
 
 def test_it_has_the_licence_of_everything_in_it(plugin: Path) -> None:
     names = zipfile.ZipFile(plugin).namelist()
-    for distribution in (*archive.DISTRIBUTIONS, archive.PACKAGE):
+    for distribution in (*archive.DISTRIBUTIONS, archive.PACKAGE, "lit-html"):
         assert [name for name in names if name.startswith(f"licenses/{distribution}/")], distribution
 
 

@@ -36,7 +36,8 @@ def test_its_head_is_that_of_the_format(bill: Any) -> None:
 
 def test_every_component_has_version_purl_and_licence(bill: Any) -> None:
     for each in bill["components"]:
-        assert each["purl"] == f"pkg:pypi/{each['name']}@{each['version']}"
+        kind = "npm" if each["name"] == "lit-html" else "pypi"
+        assert each["purl"] == f"pkg:{kind}/{each['name']}@{each['version']}"
         (licence,) = each["licenses"]
         assert licence.get("expression") or licence["license"]["name"]
 
@@ -53,10 +54,12 @@ def test_the_programs_are_all_of_the_lock_with_its_checksums() -> None:
     locked = sbom.locked(ROOT)
     assert {"aiohttp", "grpcio", "msgspec", "nvidia-ml-py", "pyyaml"} <= locked.keys()
     made = json.loads(sbom.bill(sbom.NAME, "9.9.9", locked, ROOT, TIME_S))
-    assert {each["name"]: each["version"] for each in made["components"]} == {
+    *packages, vendored = made["components"]
+    assert (vendored["name"], vendored["version"]) == ("lit-html", "3.3.3")
+    assert {each["name"]: each["version"] for each in packages} == {
         name: version for name, (version, _) in locked.items()
     }
-    for each in made["components"]:
+    for each in packages:
         (source,) = each["externalReferences"]
         assert {found["content"] for found in source["hashes"]} == set(locked[each["name"]][1]) != set()
 
@@ -65,7 +68,9 @@ def test_what_the_program_itself_needs_is_what_it_depends_on() -> None:
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
     names = [re.split(r"[^A-Za-z0-9_.-]", each)[0] for each in needed]
     made = json.loads(sbom.bill(sbom.NAME, "9.9.9", sbom.locked(ROOT), ROOT, TIME_S, direct=names))
-    assert len(made["dependencies"][0]["dependsOn"]) == len(names) < len(made["components"])
+    vendored, *direct = made["dependencies"][0]["dependsOn"]
+    assert vendored == "pkg:npm/lit-html@3.3.3"
+    assert len(direct) == len(names) < len(made["components"])
 
 
 def test_equal_commits_make_equal_bills() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from tests.deploy.test_image import MACHINES
 from tests.tools.test_release import files_of
 from tools.publishing import PARAMETERS
 
@@ -135,8 +136,6 @@ def test_files_are_those_of_a_release() -> None:
 
 
 def test_the_image_is_built_for_the_machines_of_the_locks() -> None:
-    from tests.deploy.locks import MACHINES  # noqa: PLC0415 - it needs pip's packages
-
     (build,) = [step["with"] for step in steps("image") if "build-push" in step.get("uses", "")]
     names = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
     assert build["platforms"].split(",") == [names[machine] for machine in MACHINES]

@@ -23,7 +23,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
 TOKEN = "let-me-in"  # noqa: S105
 
 
@@ -95,7 +95,7 @@ class PageServer:
         app.router.add_get("/api/v1/plans/{ns}/{name}", self._plan)
         app.router.add_get("/api/v1/{kind:history|incidents}/{path:.+}", self._past)
         app.router.add_post("/api/v1/view", self._view)
-        app.router.add_get("/{name:[a-z0-9_.-]*}", _file)
+        app.router.add_get("/{name:[a-z0-9_./-]*}", _file)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         try:
@@ -196,6 +196,6 @@ async def _with_headers(request: web.Request, handler: Any) -> web.StreamRespons
 
 async def _file(request: web.Request) -> web.Response:
     path = PAGE / (request.match_info["name"] or "index.html")
-    if path.parent != PAGE or not path.is_file():
+    if PAGE not in path.resolve().parents or path.suffix not in TYPES or not path.is_file():
         raise web.HTTPNotFound
     return web.Response(body=path.read_bytes(), content_type=TYPES[path.suffix], charset="utf-8")

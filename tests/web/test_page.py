@@ -218,15 +218,15 @@ async def test_a_click_on_a_namespace_shows_only_it_and_another_all(browser: Bro
         await tab.until("location.search === ''")
 
 
-async def test_the_drawer_of_a_pod_opens_and_closes_by_the_keyboard(browser: Browser) -> None:
+async def test_the_side_panel_of_a_pod_opens_and_closes_by_the_keyboard(browser: Browser) -> None:
     """Escape gives the focus back to the part that was opened."""
     async with opened(browser, small()) as (tab, server):
         await tab.run(f"document.querySelector('{WEB_0}').focus()")
         await tab.press("ArrowRight", "ArrowLeft", "Enter")
-        await tab.until("document.querySelector('#drawer:not([hidden]) .events')")
+        await tab.until("document.querySelector('#side-panel:not([hidden]) .events')")
         assert await tab.run("location.search") == "?pod=default/web-0"
-        assert await tab.run("document.activeElement.id") == "drawer-title"
-        said = await tab.text("#drawer")
+        assert await tab.run("document.activeElement.id") == "side-panel-title"
+        said = await tab.text("#side-panel")
         for expected in (
             "web-0", "Running", "t4-1", "gpu-mem: 5", "8.8 GiB of 5 GiB", "limit not verified", "over its share for 7 min", "NVIDIA_VISIBLE_DEVICES",
             "GPU-6f1c2f4e", "default/web-0 runs on t4-1, on GPU 0.", "GPUMemoryOverUse", "3 times", "sidecar",
@@ -234,7 +234,7 @@ async def test_the_drawer_of_a_pod_opens_and_closes_by_the_keyboard(browser: Bro
             assert expected in said
         assert "/api/v1/pods/default/web-0" in server.asked
         await tab.press("Escape")
-        await tab.until("document.querySelector('#drawer').hidden && location.search === ''")
+        await tab.until("document.querySelector('#side-panel').hidden && location.search === ''")
         assert await tab.run("document.activeElement.dataset.pod") == "default/web-0"
 
 
@@ -242,7 +242,7 @@ async def test_a_pod_that_is_not_there_is_said(browser: Browser) -> None:
     async with opened(browser, small()) as (tab, _):
         tab.expected = ("404",)
         await tab.click("#waits .pod-name")
-        await tab.until("document.querySelector('#drawer').innerText.includes('no pod training/finetune-70b')")
+        await tab.until("document.querySelector('#side-panel').innerText.includes('no pod training/finetune-70b')")
 
 
 WAITS = {
@@ -328,26 +328,26 @@ async def test_why_there_is_no_plan_is_said(browser: Browser) -> None:
         await tab.until(PLANNED)
         assert "the right to get pods in the whole cluster is missing" in await tab.text(".plan")
     async with opened(browser, scene, "?pod=default/web-0") as (tab, _):
-        await tab.until("document.querySelector('#drawer:not([hidden]) .events')")
+        await tab.until("document.querySelector('#side-panel:not([hidden]) .events')")
         assert await tab.run("document.querySelector('.plan')") is None
 
 
 async def test_the_panel_of_a_node_follows_it(browser: Browser) -> None:
     async with opened(browser, small(), "?panel=t4-1") as (tab, server):
-        await tab.until("document.querySelector('#drawer:not([hidden]) .gpu')")
-        said = await tab.text("#drawer")
+        await tab.until("document.querySelector('#side-panel:not([hidden]) .gpu')")
+        said = await tab.text("#side-panel")
         for expected in ("2 \u00d7 Tesla T4", "17 GiB of 30 GiB", "binpack", "580.65.06", "10.0.0.7", "default/web-1"):
             assert expected in said
         server.change(node("t4-1", gpu(0, "t4-1", T4, part("default/newcomer", 2, 100))))
-        await tab.until("document.querySelector('#drawer').innerText.includes('default/newcomer')")
-        await tab.click("#drawer details summary")
-        await tab.until("document.querySelector('#drawer pre').innerText.includes('\"name\": \"t4-1\"')")
+        await tab.until("document.querySelector('#side-panel').innerText.includes('default/newcomer')")
+        await tab.click("#side-panel details summary")
+        await tab.until("document.querySelector('#side-panel pre').innerText.includes('\"name\": \"t4-1\"')")
 
 
 async def test_the_panel_says_what_keeps_pods_from_a_node(browser: Browser) -> None:
     async with opened(browser, small(), "?panel=l40s-1") as (tab, _):
-        await tab.until("document.querySelector('#drawer:not([hidden]) .facts')")
-        assert (await tab.text("#drawer .facts")).split("\n")[:2] == ["State", "cordoned"]
+        await tab.until("document.querySelector('#side-panel:not([hidden]) .facts')")
+        assert (await tab.text("#side-panel .facts")).split("\n")[:2] == ["State", "cordoned"]
 
 
 async def test_claims_are_shown_by_their_pods_and_a_shared_one_opens_the_first(browser: Browser) -> None:
@@ -360,12 +360,12 @@ async def test_claims_are_shown_by_their_pods_and_a_shared_one_opens_the_first(b
         assert await tab.text(".card .badge-claims") == "claims (DRA)"
         assert await tab.run("document.querySelectorAll('.part[aria-disabled=true]').length") == 1
         await tab.click('.part[data-pod="default/web-0+web-1"]')
-        await tab.until("document.querySelector('#drawer:not([hidden]) .events')")
+        await tab.until("document.querySelector('#side-panel:not([hidden]) .events')")
         assert await tab.run("location.search.includes('web-0') && !location.search.includes('web-1')")
         # A change of the node is one of the pod that is open.
         server.scene.pods["default", "web-0"]["phase"] = "Succeeded"
         server.change(node("dra", gpu(0, "dra", T4, shared), claims=True))
-        await tab.until("document.querySelector('#drawer').innerText.includes('Succeeded')")
+        await tab.until("document.querySelector('#side-panel').innerText.includes('Succeeded')")
 
 
 async def test_arrow_keys_move_along_a_bar_and_between_bars(browser: Browser) -> None:
@@ -509,13 +509,38 @@ async def test_hostile_names_stay_text_within_their_bounds(browser: Browser, wid
             await tab.run(f"history.replaceState(null, '', '/{look}'); dispatchEvent(new PopStateEvent('popstate'))")
             await tab.until("document.querySelector('.card, .tile')")
             if "pod=" in look:
-                await tab.until("document.querySelector('#drawer:not([hidden]) .events')")
+                await tab.until("document.querySelector('#side-panel:not([hidden]) .events')")
             assert await wide(tab) <= 0
             assert await tab.run("document.querySelectorAll('img, body script, b > b, iframe').length") == 0
             said = "document.body.innerText + [...document.querySelectorAll('[aria-label]')].map((each) => each.getAttribute('aria-label')).join()"
             assert await tab.run(f"({said}).match(/[\\u202a-\\u202e\\u0000\\u200b]/)") is None
         assert HOSTILE in await tab.text("#waits")
         assert "\\u202eroom" in await tab.text("#waits")
+
+
+async def test_every_value_of_a_template_is_text_of_which_each_character_is_seen(browser: Browser) -> None:
+    """In texts, attributes, lists and templates within others; what is not there leaves no attribute, and nothing inline."""
+    async with opened(browser, small()) as (tab, _):
+        found = await tab.run("""
+import('./dom.js').then(({ html, keyed, made, rewrite, styled }) => {
+  const evil = '<img src=x onerror="x"> \\u202e&amp;';
+  const write = (values, width) => html`<p title=${evil} class=${null} data-x=${false} ${styled({ width })}>
+    ${evil}<b>${values.map((each) => [each, html`<i>${each}</i>`])}</b>
+    <u>${keyed(values, (each) => each, (each) => each)}</u></p>`;
+  const element = made(write([evil, evil, ''], '3px'));
+  const before = element.outerHTML.replaceAll(/<!--.*?-->/gs, '');
+  rewrite(element, write(['plain'], '4px'));
+  return [before, element.querySelector('b').textContent, element.querySelector('u').textContent, element.style.width];
+})""")
+        text, attribute = (
+            '&lt;img src=x onerror="x"&gt; \\u202e&amp;amp;',
+            "&lt;img src=x onerror=&quot;x&quot;&gt; \\u202e&amp;amp;",
+        )
+        assert found[0] in {
+            f'<p title="{each}" style="width: 3px;">{text}<b>{text}<i>{text}</i>{text}<i>{text}</i><i></i></b><u>{text}{text}</u></p>'
+            for each in (attribute, attribute.replace("&lt;", "<").replace("&gt;", ">"))
+        }
+        assert found[1:] == ["plainplain", "plain", "4px"]
 
 
 async def test_the_watch_for_complaints_sees_what_the_policy_forbids(browser: Browser) -> None:
@@ -615,7 +640,9 @@ async def test_a_thousand_nodes_with_eight_gpus_are_a_map(browser: Browser) -> N
         await tab.press("ArrowRight")
         assert (await tab.run("document.activeElement.getAttribute('aria-label')")).startswith("gpu-0000, GPU 1: ")
         await tab.press("ArrowDown", "ArrowUp", "Home", "Enter")
-        await tab.until("document.querySelector('#drawer:not([hidden]) .gpu') && location.search === '?panel=gpu-0000'")
+        await tab.until(
+            "document.querySelector('#side-panel:not([hidden]) .gpu') && location.search === '?panel=gpu-0000'"
+        )
         await tab.press("Escape")
         await tab.until("document.activeElement.classList.contains('cell')")
         await tab.run("document.querySelector('#view input[value=cards]').click()")
@@ -630,7 +657,7 @@ async def test_everything_has_a_name_for_a_screen_reader(browser: Browser, query
     """The bars, the parts, the cells, and all that one can press or choose."""
     async with opened(browser, small(), query, clock=False) as (tab, _):  # the tree and the names are read one by one
         if "=" in query and "map" not in query and "lang" not in query:
-            await tab.until("document.querySelector('#drawer:not([hidden]) section')")
+            await tab.until("document.querySelector('#side-panel:not([hidden]) section')")
         drawn = "[...document.querySelectorAll('.bar, .part, .cell')].filter((each) => each.checkVisibility())"
         await tab.until(f"{drawn}.length >= 12")
         tree = await tab.accessible()
@@ -657,7 +684,7 @@ async def test_it_fits_a_narrow_screen(browser: Browser, query: str) -> None:
 
 async def test_nothing_moves_for_those_who_want_that(browser: Browser) -> None:
     async with opened(browser, small(), "?pod=default/web-0") as (tab, _):
-        moving = "getComputedStyle(document.querySelector('#drawer')).animationName"
+        moving = "getComputedStyle(document.querySelector('#side-panel')).animationName"
         assert await tab.run(moving) == "slide"
         await tab.prefer(reduced_motion="reduce")
         assert await tab.run(moving) == "none"
@@ -802,9 +829,9 @@ async def test_a_pod_of_another_namespace_is_shown_without_its_name(browser: Bro
         label = await tab.run("document.querySelector('.part.look-none').getAttribute('aria-label')")
         assert label.startswith("a pod that you may not see, 4 GiB given")
         await tab.click(".part.look-none")
-        assert await tab.run("document.querySelector('#drawer').hidden")
+        assert await tab.run("document.querySelector('#side-panel').hidden")
         await tab.click(WEB_0)
-        await tab.until("document.querySelector('#drawer:not([hidden]) .events')")
+        await tab.until("document.querySelector('#side-panel:not([hidden]) .events')")
         assert [path for path in server.asked if "/pods/" in path] == ["/api/v1/pods/default/web-0"]
 
 
@@ -939,7 +966,7 @@ async def test_the_page_tells_which_nodes_are_in_the_window(browser: Browser) ->
 
 
 async def test_what_is_asked_for_counts_as_looked_at(browser: Browser) -> None:
-    """What the filters let through, and before all the node of the drawer."""
+    """What the filters let through, and before all the node of the side panel."""
     async with asking(browser, many(400, 4), "?node=gpu-03&view=cards&panel=gpu-0399") as (tab, server):
         await eventually(lambda: server.views and len(server.views[-1]["nodes"]) == 100)
         assert server.views[-1]["nodes"][:2] == ["gpu-0399", "gpu-0300"]
@@ -1024,9 +1051,9 @@ async def test_keys_lead_to_the_search_and_to_the_list_of_keys(browser: Browser)
         assert await tab.run("document.querySelector('#f-q').value") == "a/"
         await tab.run("document.activeElement.blur()")
         await tab.key("?")
-        await tab.until("document.querySelector('#drawer:not([hidden])')?.innerText.includes('show this list')")
+        await tab.until("document.querySelector('#side-panel:not([hidden])')?.innerText.includes('show this list')")
         await tab.press("Escape")
-        await tab.until("document.querySelector('#drawer').hidden")
+        await tab.until("document.querySelector('#side-panel').hidden")
 
 
 async def test_nodes_are_sorted_as_it_is_asked(browser: Browser) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import shutil
 import subprocess
@@ -12,14 +14,16 @@ from pathlib import Path
 
 import pytest
 
+from gpu_device_plugin.programs.web.web_routes import static_files
 from tests.web.page_server import PAGE, TYPES
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(path for path in PAGE.iterdir() if path.is_file())
+VENDOR = PAGE / "vendor"
+EVERY = sorted(path for path in PAGE.rglob("*") if path.is_file())
+FILES = [path for path in EVERY if VENDOR not in path.parents]
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
-WORD = re.compile(r'^  (\w+): \["((?:[^"\\]|\\.)+)", "((?:[^"\\]|\\.)+)"\],$', re.MULTILINE)
-WORDS = {
-    key: (english, chinese) for key, english, chinese in WORD.findall((PAGE / "words.js").read_text(encoding="utf-8"))
+WORDS: dict[str, dict[str, str]] = {
+    name: json.loads((PAGE / f"{name}.json").read_text(encoding="utf-8")) for name in ("en", "zh")
 }
 
 
@@ -49,6 +53,32 @@ def markup() -> Markup:
 def test_all_files_are_of_known_kinds() -> None:
     assert {path.suffix for path in FILES} == set(TYPES)
     assert {"index.html", "page.css", "main.js"} <= {path.name for path in FILES}
+
+
+def test_the_files_of_others_are_as_they_came() -> None:
+    """Of lit-html 3.3.3, as npm has it."""
+    assert {
+        path.relative_to(VENDOR).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in EVERY
+        if VENDOR in path.parents
+    } == {
+        "lit-html/LICENSE": "2b66f9390afde29edfe4314daff93f01fb182e1178053e228120178987e5db75",
+        "lit-html/directive-helpers.js": "f7fb1154b8f72ed2cc08b05eaeed71c99270e9ad2d48620ed24688a1af4c2b62",
+        "lit-html/directive.js": "3344c4f41c69cd0701d3937e8f9ef90bd845614bf6456d0b8314b7c51d415b9d",
+        "lit-html/directives/repeat.js": "083140026ecd8665fedd15b17769f9d516252a9f1502f1e91e6967686ee82626",
+        "lit-html/lit-html.js": "b878e7f95dec8a9b6e9b217faca6b6a11bad82ebc44c0caa77419ed83edd81f2",
+    }
+
+
+def test_only_one_script_uses_the_library() -> None:
+    """So each text on the page goes through its `plain`."""
+    assert [path.name for path in SCRIPTS if "vendor/" in path.read_text(encoding="utf-8")] == ["dom.js"]
+
+
+def test_the_server_has_exactly_the_files_of_known_kinds() -> None:
+    """Also those in folders, each by its path: nothing else can be asked for."""
+    known = {path.relative_to(PAGE).as_posix() for path in EVERY if path.suffix in TYPES}
+    assert set(static_files()) == known | {""}
 
 
 def test_the_markup_has_no_scripts_styles_or_handlers_in_it(markup: Markup) -> None:
@@ -88,27 +118,28 @@ def test_scripts_make_no_markup_and_no_code_of_text(path: Path) -> None:
 
 
 def test_every_word_is_there_in_both_languages() -> None:
-    """Every line of the table is one, and both have the same blanks to fill in."""
-    table = (PAGE / "words.js").read_text(encoding="utf-8").partition("const WORDS = {\n")[2].partition("\n};")[0]
-    assert len(WORDS) == len(table.splitlines())
-    for key, (english, chinese) in WORDS.items():
+    """In the same order, and both have the same blanks to fill in."""
+    assert list(WORDS["en"]) == list(WORDS["zh"])
+    for key, english in WORDS["en"].items():
+        chinese = WORDS["zh"][key]
         blanks = [set(re.findall(r"\{(\w+)\}", form)) for form in english.split("|")]
         assert set(re.findall(r"\{(\w+)\}", chinese)) == set().union(*blanks), key
         assert "|" not in chinese, key
+        assert chinese, key
 
 
 def test_every_word_that_is_used_is_there_and_every_word_is_used(markup: Markup) -> None:
-    scripts = "".join(path.read_text(encoding="utf-8") for path in SCRIPTS if path.name != "words.js")
+    scripts = "".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
     used = {
         value for _, given in markup.elements for name, value in given.items() if name.startswith("data-t") and value
     }
     used |= set(re.findall(r'\bt\("(\w+)"', scripts))
-    assert used - set(WORDS) == set()
+    assert used - set(WORDS["en"]) == set()
     begun = tuple(re.findall(r"\bt\(`(\w+)\$\{", scripts))  # such as t(`count_${key}`)
     quoted = set(re.findall(r'"(\w+)"', scripts)) | set(
         re.findall(r'"(\w+)"', (PAGE / "amounts.js").read_text(encoding="utf-8"))
     )
-    assert [key for key in WORDS if key not in used | quoted and not key.startswith(begun)] == []
+    assert [key for key in WORDS["en"] if key not in used | quoted and not key.startswith(begun)] == []
 
 
 def test_the_wheel_has_the_page(tmp_path: Path) -> None:
@@ -127,9 +158,6 @@ def test_the_wheel_has_the_page(tmp_path: Path) -> None:
         capture_output=True,
     )
     (wheel,) = (tmp_path / "dist").glob("*.whl")
-    packed = {
-        name.rpartition("/")[2]
-        for name in zipfile.ZipFile(wheel).namelist()
-        if name.startswith("gpu_device_plugin/programs/web/page/")
-    }
-    assert packed == {path.name for path in FILES}
+    top = "gpu_device_plugin/programs/web/page/"
+    packed = {name.removeprefix(top) for name in zipfile.ZipFile(wheel).namelist() if name.startswith(top)}
+    assert packed == {path.relative_to(PAGE).as_posix() for path in EVERY}

@@ -41,7 +41,7 @@ async def test_a_click_on_a_gpu_shows_its_last_hour_and_its_condition(browser: B
     async with opened(browser, remembering()) as (tab, server):
         await tab.click("[data-node=t4-1] .gpu-i")
         await tab.until(DRAWN)
-        assert await tab.text("#drawer-title") == "t4-1, GPU 0"
+        assert await tab.text("#side-panel-title") == "t4-1, GPU 0"
         assert "panel=t4-1/0" in await tab.run("location.search")
         assert await tab.texts(".past > section:first-child .spark-label") == [
             *("Memory", "Processors", "Power", "Temperature", "Slowed down")
@@ -63,7 +63,7 @@ async def test_a_click_on_a_gpu_shows_its_last_hour_and_its_condition(browser: B
             *("heat", "generation 3 of 3, 8 of 16 lanes", "waits for a reset of the GPU")
         ]
         await tab.click(".spark-of .link")
-        await tab.until("document.querySelector('#drawer-title').innerText === 'web-0'")
+        await tab.until("document.querySelector('#side-panel-title').innerText === 'web-0'")
         await eventually(lambda: server.asked.count("/api/v1/history/t4-1") == 2)
 
 
@@ -118,17 +118,17 @@ async def test_a_gpu_whose_condition_is_not_read_shows_what_there_is(browser: Br
         await tab.open(re.sub(r"t4-1/1", "h100-1/2", await tab.run("location.href")) + "#token=let-me-in")
         await tab.until("document.querySelector('.past')?.innerText === 'Nothing has been recorded.'")
         await tab.run("history.replaceState(null, '', '?panel=h100-1/77'); dispatchEvent(new Event('popstate'))")
-        await tab.until("document.querySelector('#drawer').innerText.includes('No node matches')")
+        await tab.until("document.querySelector('#side-panel').innerText.includes('No node matches')")
 
 
-async def test_the_drawer_of_a_pod_has_its_last_hour_with_its_guarantee(browser: Browser) -> None:
+async def test_the_side_panel_of_a_pod_has_its_last_hour_with_its_guarantee(browser: Browser) -> None:
     async with opened(browser, remembering(), "?pod=default/web-0") as (tab, server):
         await tab.until(DRAWN)
         assert await tab.texts(".spark-label") == ["Memory", "Processors", "CPU held back"]
         assert await tab.run("document.querySelectorAll('.spark-mark').length") == 1
         assert "GPU 0 · 4 GiB given" in await tab.text(".spark-of")
         assert server.asked.count("/api/v1/history/t4-1") == 1
-        # The drawer is filled again when its node changes, and what was read a moment ago is drawn again.
+        # The side panel is filled again when its node changes, and what was read a moment ago is drawn again.
         server.change(server.scene.node("t4-1"))
         await eventually(lambda: len([each for each in server.asked if each.endswith("/pods/default/web-0")]) > 1)
         await tab.until(DRAWN)
@@ -142,7 +142,7 @@ async def test_a_namespace_has_its_last_hour_node_by_node(browser: Browser) -> N
         await tab.until("!document.querySelector('#hour').hidden")
         await tab.click("#hour")
         await tab.until(DRAWN)
-        assert await tab.text("#drawer-title") == "The last hour of research"
+        assert await tab.text("#side-panel-title") == "The last hour of research"
         assert await tab.texts(".past h3") == ["a100-1", "t4-1"]
         assert [each.strip() for each in await tab.texts(".spark-of p")] == [
             "research/llm-eval-0/main GPU 0 · 4 GiB given",
@@ -182,12 +182,12 @@ async def test_a_node_without_incidents_says_so(browser: Browser) -> None:
 
 async def test_the_keyboard_reaches_the_gpus_of_an_open_node(browser: Browser) -> None:
     async with opened(browser, remembering(), "?panel=t4-1") as (tab, _):
-        await tab.until("document.querySelector('#drawer .gpu-i')")
+        await tab.until("document.querySelector('#side-panel .gpu-i')")
         assert await tab.run("document.querySelector('.cards .gpu-i').tabIndex") == -1
-        await tab.run("document.querySelector('#drawer .gpu-i').focus()")
+        await tab.run("document.querySelector('#side-panel .gpu-i').focus()")
         await tab.press("Enter")
         await tab.until(DRAWN)
-        assert await tab.text("#drawer-title") == "t4-1, GPU 0"
+        assert await tab.text("#side-panel-title") == "t4-1, GPU 0"
 
 
 @pytest.mark.parametrize("query", ["?panel=t4-1/0", "?panel=t4-1", "?panel=/research", "?pod=default/web-0"])
@@ -201,7 +201,7 @@ async def test_it_can_be_read_and_fits_a_narrow_screen(browser: Browser, query: 
             await tab.size(width, 800)
             assert await wide(tab) <= 0
             assert await tab.run(
-                "document.querySelector('.drawer-body').scrollWidth <= document.querySelector('.drawer-body').clientWidth"
+                "document.querySelector('.side-panel-body').scrollWidth <= document.querySelector('.side-panel-body').clientWidth"
             )
 
 
@@ -217,7 +217,7 @@ async def test_it_speaks_chinese(browser: Browser) -> None:
         )
 
 
-async def test_what_an_agent_refuses_is_said_in_the_drawer(browser: Browser) -> None:
+async def test_what_an_agent_refuses_is_said_in_the_side_panel(browser: Browser) -> None:
     scene = remembering()
     hostile = "<img src=x onerror=alert(1)>\u202e"
     scene.past["history/t4-1?gpu=0"]["containers"][0]["pod"] = hostile

@@ -75,7 +75,9 @@ def files(tree: Path) -> Mapping[str, bytes]:
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         found[path.relative_to(tree).as_posix()] = path.read_bytes()
     page = tree / PACKAGE / "programs" / "web" / "page"
-    found |= {each.relative_to(tree).as_posix(): each.read_bytes() for each in page.glob("*") if each.is_file()}
+    for each in filter(Path.is_file, page.rglob("*")):
+        name = f"licenses/{each.parent.name}/LICENSE" if each.name == "LICENSE" else each.relative_to(tree).as_posix()
+        found[name] = each.read_bytes()
     for name, top in DISTRIBUTIONS.items():
         found |= dict(_sources(name, top))
     return found

@@ -1,4 +1,4 @@
-"""The settings of the care for the cluster's capacity."""
+"""The settings of the capacity controller."""
 
 from __future__ import annotations
 

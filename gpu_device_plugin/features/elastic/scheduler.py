@@ -22,12 +22,7 @@ from gpu_device_plugin.kubernetes.client.errors import (
 )
 from gpu_device_plugin.kubernetes.objects.decoding import NAMESPACES, read_metadata, version_number
 from gpu_device_plugin.kubernetes.writers.binder import PodRef
-from gpu_device_plugin.model.contract.keys import (
-    MEMORY_GUARANTEE,
-    MEMORY_HELD,
-    MEMORY_PROMISED,
-    PLACES,
-)
+from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, PLACES
 from gpu_device_plugin.model.contract.reservations import write_answer
 from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S
 from gpu_device_plugin.scheduler.extension import SchedulerFeature

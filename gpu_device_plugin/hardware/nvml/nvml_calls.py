@@ -1,4 +1,7 @@
-"""Call functions of NVML that a driver, a GPU or pynvml may lack, and explain why the library cannot be loaded."""
+"""Call functions of NVML that a driver, a GPU or pynvml may lack, and explain why the library cannot be loaded.
+
+Among them those that tell who uses a GPU, by processes and by cgroups, and that limit cgroups.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
+
+    from gpu_device_plugin.hardware.driver import Record
 
 NOT_SUPPORTED, NO_PERMISSION = 3, 4
 LOST = frozenset({6, 15, 28})
@@ -115,3 +120,153 @@ def _configured() -> Iterator[str]:
     except OSError:
         return
     yield from (line.strip() for name in names for line in lines(f"{_CONFIGURED}/{name}") if line.startswith("/"))
+
+
+MOST_PROCESSES = 4096
+"""The most processes of one GPU that are reported."""
+
+# Newest first. By version: the functions without one fail in an unusual way where the driver has an older version only.
+_LISTS = tuple(
+    tuple(f"nvmlDeviceGet{kind}RunningProcesses_{version}" for version in ("v3", "v2"))
+    for kind in ("Compute", "Graphics", "MPSCompute")
+)
+_FUNCTION_NOT_FOUND = 13
+# Errors of a driver or GPU that has no such list: NVML_ERROR_NOT_SUPPORTED, _FUNCTION_NOT_FOUND.
+_HAS_NO_LIST = frozenset({3, _FUNCTION_NOT_FOUND})
+_UNLIMITED = (1 << 64) - 1  # NVML_DEVICE_MEMORY_LIMIT_MAX
+_MOST_USED_MIB = 1 << 26  # as in hardware/messages.py, where a larger amount ends the process that tells it
+_MOST_PERCENT = 100
+
+
+def processes(
+    nvml: Any, handle: Any, percents: dict[int, int | None], *, others: int | None = None
+) -> list[Record] | None:
+    """Return the processes on a GPU; None if the driver has no list of any kind, or one of its lists cannot be read.
+
+    The other lists alone would tell of a GPU in use that nobody uses it.
+
+    A process that is in several lists (a client of MPS is in that of compute processes, too) is one process. Where the
+    lists differ about its memory, the larger amount counts: each is all memory of the process on this GPU (nvml.h).
+    `percents` is the use of the multiprocessors by process, `others` that of all other processes; None: unknown.
+    """
+    found: dict[int, int | None] = {}
+    known = False
+    for functions in _LISTS:
+        try:
+            listed = _first(nvml, functions, handle)
+        except nvml.NVMLError:
+            return None
+        if listed is None:
+            continue
+        known = True
+        for process in listed:
+            used = _used_mib(process.usedGpuMemory)
+            before = found.get(process.pid)
+            found[process.pid] = used if before is None else before if used is None else max(before, used)
+    if not known:
+        return None
+    return [
+        {"pid": pid, "used_mib": used, "sm_percent": percents.get(pid, others)}
+        for pid, used in sorted(found.items())[:MOST_PROCESSES]
+    ]
+
+
+def sm_percents(nvml: Any, handle: Any, since_us: int) -> tuple[dict[int, int | None], int]:
+    """Return each process's use of the multiprocessors after `since_us`, and the time of the newest sample.
+
+    Times are NVML's, in microseconds. The driver also returns empty and outdated samples, and percentages over 100: a
+    process that has only those has an unknown use, None.
+    """
+    newest, found = since_us, dict[int, tuple[int, int | None]]()
+    try:
+        samples = nvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+    except (nvml.NVMLError, AttributeError):  # none yet, not supported, or unknown to this pynvml
+        return {}, since_us
+    for sample in samples:
+        stamp = sample.timeStamp
+        if not sample.pid or stamp <= since_us:
+            continue
+        if sample.smUtil > _MOST_PERCENT:
+            found.setdefault(sample.pid, (0, None))
+        else:
+            newest = max(newest, stamp)
+            if stamp >= found.get(sample.pid, (0, 0))[0]:
+                found[sample.pid] = stamp, sample.smUtil
+    return {pid: percent for pid, (_, percent) in found.items()}, newest
+
+
+def percent_of_others(nvml: Any, handle: Any, percents: dict[int, int | None]) -> int | None:
+    """Return the use of the multiprocessors by the processes without a sample: 0, or None if it is not known.
+
+    The driver has samples only of processes that kept multiprocessors busy, and none at all of an idle GPU (nvml.h;
+    NVML_ERROR_NOT_FOUND). So no sample is no use, if the driver samples this GPU: it has a sample of another process,
+    or says that the GPU as a whole was not in use. Under MPS the server's samples may be those of its clients, so there
+    only the latter tells it.
+    """
+    try:
+        if nvml.nvmlDeviceGetUtilizationRates(handle).gpu == 0:
+            return 0
+        mps = _first(nvml, _LISTS[2], handle)
+    except (nvml.NVMLError, AttributeError):
+        return None
+    sampled = any(percent is not None for percent in percents.values())
+    return 0 if sampled and not mps else None
+
+
+def limit(nvml: Any, handle: Any, uuid: str, path: str) -> Record:
+    """Return the memory limits of a cgroup, given by the path of its directory as this process sees it, on a GPU."""
+    of = {"uuid": uuid, "path": path}
+    if not hasattr(nvml, "nvmlDeviceGetMemoryLimits_v1"):
+        return {**of, "code": _FUNCTION_NOT_FOUND}
+    query = nvml.c_nvmlGetMemoryLimits_v1_t()
+    query.nameSpace = os.fsencode(path)
+    try:
+        nvml.nvmlDeviceGetMemoryLimits_v1(handle, query)
+    except nvml.NVMLError as error:
+        return {**of, "code": error.value}
+    return {
+        **of,
+        "code": 0,
+        "hard_mib": None if query.hardLimit == _UNLIMITED else query.hardLimit // MIB,
+        "soft_mib": query.softLimit // MIB,
+        "used_mib": _used_mib(query.currentUsed),
+    }
+
+
+def set_limit(nvml: Any, handle: Any, wanted: tuple[str, str, int | None, int]) -> Record:
+    """Set the memory limits of a cgroup, unless they are so already, and return them as `limit` does."""
+    uuid, path, hard_mib, soft_mib = wanted
+    before = limit(nvml, handle, uuid, path)
+    if before["code"] == 0 and (before["hard_mib"], before["soft_mib"]) == (hard_mib, soft_mib):
+        return before
+    if not hasattr(nvml, "nvmlDeviceSetMemoryLimits_v1"):
+        return {"uuid": uuid, "path": path, "code": _FUNCTION_NOT_FOUND}
+    change = nvml.c_nvmlSetMemoryLimits_v1_t()
+    change.nameSpace = os.fsencode(path)
+    change.softLimit, change.hardLimit = soft_mib * MIB, _UNLIMITED if hard_mib is None else hard_mib * MIB
+    try:
+        nvml.nvmlDeviceSetMemoryLimits_v1(handle, change)
+    except nvml.NVMLError as error:
+        return {"uuid": uuid, "path": path, "code": error.value}
+    return limit(nvml, handle, uuid, path)
+
+
+def _used_mib(used: int | None) -> int | None:
+    """Return an amount of memory in MiB; None if it is unknown, or more than any GPU has."""
+    if used is None or used // MIB > _MOST_USED_MIB:
+        return None
+    return used // MIB
+
+
+def _first(nvml: Any, functions: tuple[str, ...], handle: Any) -> Any:
+    """Call the first of the functions that driver and pynvml have; None if they have none, or it is not supported."""
+    for function in functions:
+        call = getattr(nvml, function, None)
+        if call is None:
+            continue
+        try:
+            return call(handle)
+        except nvml.NVMLError as error:
+            if error.value not in _HAS_NO_LIST:
+                raise
+    return None

@@ -10,7 +10,7 @@ import pynvml
 
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
-from gpu_device_plugin.hardware.nvml import nvml_calls, nvml_use
+from gpu_device_plugin.hardware.nvml import nvml_calls
 from gpu_device_plugin.hardware.nvml.nvml_calls import LOST, MIB, NO_PERMISSION, NOT_SUPPORTED, text
 from gpu_device_plugin.hardware.nvml.nvml_telemetry import TelemetryReader, links
 
@@ -175,11 +175,13 @@ class Nvml:
 
     def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:
         """Read the memory limits of cgroups; see `Driver.limits`."""
-        return [nvml_use.limit(self._nvml, self._gpus[uuid], uuid, path) for uuid, path in wanted if uuid in self._gpus]
+        return [
+            nvml_calls.limit(self._nvml, self._gpus[uuid], uuid, path) for uuid, path in wanted if uuid in self._gpus
+        ]
 
     def set_limits(self, wanted: list[tuple[str, str, int | None, int]]) -> list[Record]:
         """Set the memory limits of cgroups; see `Driver.set_limits`."""
-        return [nvml_use.set_limit(self._nvml, self._gpus[each[0]], each) for each in wanted if each[0] in self._gpus]
+        return [nvml_calls.set_limit(self._nvml, self._gpus[each[0]], each) for each in wanted if each[0] in self._gpus]
 
     def wait_events(self, timeout_s: float) -> list[Record]:
         """Wait for events; see `Driver.wait_events`."""
@@ -238,7 +240,7 @@ class Nvml:
             "pci_bus_id": pci,
             "numa_node": None if pci is None else self._numa_node(pci),
             "mig": mig,
-            "memory_limits": nvml_use.limit(self._nvml, handle, "", self._cgroup_path())["code"] in _HAS_LIMITS,
+            "memory_limits": nvml_calls.limit(self._nvml, handle, "", self._cgroup_path())["code"] in _HAS_LIMITS,
             "architecture": _ARCHITECTURES.get(self._optional("nvmlDeviceGetArchitecture", handle)),
             "unified": unified,
             "instance": None,
@@ -332,9 +334,9 @@ class Nvml:
         percents, others = dict[int, int | None](), None
         if utilisation:
             since = self._sampled_us.get(uuid, 0)
-            percents, self._sampled_us[uuid] = nvml_use.sm_percents(self._nvml, handle, since)
-            others = nvml_use.percent_of_others(self._nvml, handle, percents)
-        listed = nvml_use.processes(self._nvml, handle, percents, others=others)
+            percents, self._sampled_us[uuid] = nvml_calls.sm_percents(self._nvml, handle, since)
+            others = nvml_calls.percent_of_others(self._nvml, handle, percents)
+        listed = nvml_calls.processes(self._nvml, handle, percents, others=others)
         return {"uuid": uuid, "processes": listed, "used_mib": used_mib}
 
     def _remapping(self, handle: Any) -> tuple[bool | None, bool | None]:

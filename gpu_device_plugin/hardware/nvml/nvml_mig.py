@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.hardware.nvml import nvml_calls, nvml_use
+from gpu_device_plugin.hardware.nvml import nvml_calls
 from gpu_device_plugin.hardware.nvml.nvml_calls import MIB, NO_PERMISSION
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -115,7 +115,7 @@ class Instances:
             except self._nvml.NVMLError:
                 yield {"uuid": uuid, "processes": None, "used_mib": None}
                 continue
-            yield {"uuid": uuid, "processes": nvml_use.processes(self._nvml, handle, {}), "used_mib": used}
+            yield {"uuid": uuid, "processes": nvml_calls.processes(self._nvml, handle, {}), "used_mib": used}
 
     def _handles(self) -> Iterator[tuple[int, Any]]:
         """Yield NVML's index and a new handle of each instance; indexes may have gaps."""

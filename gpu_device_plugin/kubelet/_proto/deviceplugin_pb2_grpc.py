@@ -5,7 +5,7 @@ import warnings
 
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as gpu__device__plugin_dot_kubelet_dot___proto_dot_deviceplugin__pb2
 
-GRPC_GENERATED_VERSION = '1.80.0'
+GRPC_GENERATED_VERSION = '1.83.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class RegistrationStub(object):
+class RegistrationStub:
     """Served by the kubelet on kubelet.sock.
     """
 
@@ -42,7 +42,7 @@ class RegistrationStub(object):
                 _registered_method=True)
 
 
-class RegistrationServicer(object):
+class RegistrationServicer:
     """Served by the kubelet on kubelet.sock.
     """
 
@@ -69,7 +69,7 @@ def add_RegistrationServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Registration(object):
+class Registration:
     """Served by the kubelet on kubelet.sock.
     """
 
@@ -101,7 +101,7 @@ class Registration(object):
             _registered_method=True)
 
 
-class DevicePluginStub(object):
+class DevicePluginStub:
     """Served by the plugin, once for every resource.
     """
 
@@ -138,7 +138,7 @@ class DevicePluginStub(object):
                 _registered_method=True)
 
 
-class DevicePluginServicer(object):
+class DevicePluginServicer:
     """Served by the plugin, once for every resource.
     """
 
@@ -212,7 +212,7 @@ def add_DevicePluginServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class DevicePlugin(object):
+class DevicePlugin:
     """Served by the plugin, once for every resource.
     """
 

@@ -5,7 +5,7 @@ import warnings
 
 from gpu_device_plugin.kubelet._proto import dra_health_pb2 as gpu__device__plugin_dot_kubelet_dot___proto_dot_dra__health__pb2
 
-GRPC_GENERATED_VERSION = '1.80.0'
+GRPC_GENERATED_VERSION = '1.83.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class DRAResourceHealthStub(object):
+class DRAResourceHealthStub:
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -41,7 +41,7 @@ class DRAResourceHealthStub(object):
                 _registered_method=True)
 
 
-class DRAResourceHealthServicer(object):
+class DRAResourceHealthServicer:
     """Missing associated documentation comment in .proto file."""
 
     def NodeWatchResources(self, request, context):
@@ -67,7 +67,7 @@ def add_DRAResourceHealthServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class DRAResourceHealth(object):
+class DRAResourceHealth:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

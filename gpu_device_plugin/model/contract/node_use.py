@@ -231,6 +231,14 @@ def idle_s(use: NodeUse, part: ContainerUse) -> float | None:
     return None if since is None or read is None else max(0.0, read - since)
 
 
+def idle(report: NodeReport, parts: Iterable[ContainerUse]) -> float | None:
+    """Return how long a pod has left its GPUs idle, by the node's clock, in seconds; None: it has not, or unknown."""
+    if report.use is None or report.stale:
+        return None
+    found = [seconds for part in parts if (seconds := idle_s(report.use, part)) is not None]
+    return max(found) + (report.use_age_s or 0.0) if found else None
+
+
 def not_held(part: ContainerUse) -> bool:
     """Return whether the driver was asked to limit a container and does not, or not as asked."""
     return part.held is not None and part.held.broken

@@ -17,13 +17,12 @@ from gpu_device_plugin.features.capacity.commands import PLAN
 from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS
 from gpu_device_plugin.features.cordon.commands import CORDON, UNCORDON
 from gpu_device_plugin.features.elastic.commands import RESIZE
-from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
 from gpu_device_plugin.features.history.commands import HISTORY, INCIDENT, agents_of, history
 from gpu_device_plugin.features.history.contract import LAST_HOUR, NodeHistory
 from gpu_device_plugin.features.history.rules.slowness import histories_of, slowness
 from gpu_device_plugin.features.idle.commands import WAKE
 from gpu_device_plugin.features.learning.prices import PRICES
-from gpu_device_plugin.features.report_features import REPORT_FEATURES
+from gpu_device_plugin.features.report_features import EXTENDER_KNOBS, REPORT_FEATURES
 from gpu_device_plugin.kubernetes.agent_reader import AgentUnreadableError
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, reaching
@@ -197,7 +196,7 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
         most=most,
         followed={} if claims is None else {RESOURCE_CLAIMS: claims},
         features=REPORT_FEATURES,
-        settings=EXTENDER_SETTINGS,
+        settings=EXTENDER_KNOBS,
         slow=tuple if histories is None else lambda: slowness(histories, namespace, pod.name, time.time()),
     )
     told += [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []

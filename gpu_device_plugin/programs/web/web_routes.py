@@ -17,10 +17,9 @@ from gpu_device_plugin.aio.http import JSON, Page, Route, Stream
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS
-from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
 from gpu_device_plugin.features.history import contract
 from gpu_device_plugin.features.history.rules.slowness import histories_of, slowness
-from gpu_device_plugin.features.report_features import REPORT_FEATURES
+from gpu_device_plugin.features.report_features import EXTENDER_KNOBS, REPORT_FEATURES
 from gpu_device_plugin.kubernetes.agent_reader import AgentUnreadableError
 from gpu_device_plugin.kubernetes.client.errors import ApiError, Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import PODS, UnreadableObjectError
@@ -34,7 +33,8 @@ from gpu_device_plugin.report.rules.overview_document import node_document
 from gpu_device_plugin.report.why_pod import events_of, explained, on_gpus
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from importlib.resources.abc import Traversable
 
     from gpu_device_plugin.aio.http import Request
     from gpu_device_plugin.kubernetes.client.api_client import Client
@@ -47,20 +47,30 @@ if TYPE_CHECKING:
     from gpu_device_plugin.report.rules.extension import SchedulingStatus
     from gpu_device_plugin.report.rules.node_view import NodeView
 
-_TYPES: Mapping[str, str] = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_TYPES: Mapping[str, str] = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "json": "application/json",
+}
 """The files that are served, by the end of their names."""
 
 
 def static_files() -> Mapping[str, Page]:
-    """Return the answer for each file by its name, and for the empty path that of the index.
+    """Return the answer for each file by its path below the page's folder, and for the empty path that of the index.
 
-    Works wherever Python imports this package from, a zip file too.
+    Works wherever Python imports this package from, a zip file too. No other file can be asked for, whatever the path.
     """
-    files = {}
-    for file in (resources.files("gpu_device_plugin.programs.web") / "page").iterdir():
-        if (content_type := _TYPES.get(file.name.rpartition(".")[2])) is not None:
-            files[file.name] = Page(file.read_bytes(), content_type=f"{content_type}; charset=utf-8")
+    files = dict(_files(resources.files("gpu_device_plugin.programs.web") / "page", ""))
     return files | {"": files["index.html"]}
+
+
+def _files(folder: Traversable, path: str) -> Iterator[tuple[str, Page]]:
+    for each in folder.iterdir():
+        if each.is_dir():
+            yield from _files(each, f"{path}{each.name}/")
+        elif (content_type := _TYPES.get(each.name.rpartition(".")[2])) is not None:
+            yield f"{path}{each.name}", Page(each.read_bytes(), content_type=f"{content_type}; charset=utf-8")
 
 
 HEADERS: Mapping[str, str] = {
@@ -350,7 +360,7 @@ class PageRoutes:
             most=_MOST_EXPLAINED,
             followed={} if claims is None else {RESOURCE_CLAIMS: claims},
             features=REPORT_FEATURES,
-            settings=EXTENDER_SETTINGS,
+            settings=EXTENDER_KNOBS,
             slow=tuple
             if histories is None
             else lambda: slowness(histories, pod.namespace, pod.name, now_s, scope.may_see),

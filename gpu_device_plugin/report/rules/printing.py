@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Protocol
 
-from gpu_device_plugin.model.contract.node_use import idle_s
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gpu_device_plugin.model.contract.node_use import ContainerUse, NodeReport
+    from gpu_device_plugin.model.contract.node_use import ContainerUse
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 
 MOST_NAMED = 5
@@ -146,14 +145,6 @@ def limit(part: ContainerUse) -> str:
     if part.held is LimitStatus.DIFFERS:
         return f"{part.enforcement}: differs ({mib(part.found_mib)} instead of {mib(part.most_mib)})"
     return f"{part.enforcement}: {part.held}" + (f" ({mib(part.most_mib)})" if part.held is LimitStatus.MISSING else "")
-
-
-def idle(report: NodeReport, parts: Iterable[ContainerUse]) -> float | None:
-    """Return how long a pod has left its GPUs idle, by the node's clock, in seconds; None: it has not, or unknown."""
-    if report.use is None or report.stale:
-        return None
-    found = [seconds for part in parts if (seconds := idle_s(report.use, part)) is not None]
-    return max(found) + (report.use_age_s or 0.0) if found else None
 
 
 def nearest(word: str, known: Iterable[str], otherwise: str, *, prefix: str = "") -> str:

@@ -7,13 +7,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import OVER_USE
-from gpu_device_plugin.model.contract.node_use import exceeds, not_held, to_return, trespasses
+from gpu_device_plugin.model.contract.node_use import exceeds, idle, not_held, to_return, trespasses
 from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.report.rules.columns import Layout, Line, Row, Tone, columns, fitted, table
 from gpu_device_plugin.report.rules.held_instances import asked_instances
 from gpu_device_plugin.report.rules.node_answers import asked_amounts
 from gpu_device_plugin.report.rules.node_view import sums_of
-from gpu_device_plugin.report.rules.printing import age, counted, duration, idle, limit, place, ranges
+from gpu_device_plugin.report.rules.printing import age, counted, duration, limit, place, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -7,17 +7,14 @@ would refuse one.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.kubernetes.client.errors import Call
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Object = Mapping[str, Any]
-    Test = Callable[[Object], bool]
-
+Object = Mapping[str, Any]
+Test = Callable[[Object], bool]
 Json = dict[str, Any]
 
 

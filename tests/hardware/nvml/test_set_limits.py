@@ -10,9 +10,9 @@ import pynvml
 import pytest
 
 from gpu_device_plugin.hardware.messages import CgroupLimit
-from gpu_device_plugin.hardware.nvml import nvml_use
+from gpu_device_plugin.hardware.nvml import nvml_calls
 from tests.hardware.memory_limits import OUT_OF_MEMORY, LimitingLibrary, cgroup, times_set
-from tests.hardware.nvml.test_nvml_use import Library
+from tests.hardware.nvml.test_nvml_calls import Library
 from tests.hardware.test_compiled_library import ONE_GPU, compiled
 
 if TYPE_CHECKING:
@@ -119,4 +119,4 @@ async def test_a_driver_before_r615_has_no_such_function(watched: Watching, tmp_
 
 def test_nor_has_an_older_pynvml() -> None:
     nothing: Any = None
-    assert nvml_use.set_limit(Library(), nothing, (A, "/c", 1, 0))["code"] == FUNCTION_NOT_FOUND
+    assert nvml_calls.set_limit(Library(), nothing, (A, "/c", 1, 0))["code"] == FUNCTION_NOT_FOUND

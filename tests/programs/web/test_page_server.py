@@ -629,6 +629,15 @@ async def test_nothing_can_be_changed(api: ApiServer, method: str) -> None:
         assert "Content-Security-Policy" in answer.headers
 
 
+async def test_files_below_folders_are_served_and_nothing_beside_them(api: ApiServer) -> None:
+    async with served(api) as page:
+        library = "vendor/lit-html/"
+        status, text = await page.get(f"{library}directives/repeat.js")
+        assert (status, "export{" in text) == (200, True)
+        for path in ("LICENSE", "", "%2e%2e/%2e%2e/%2e%2e/web_routes.py", "..%2f..%2fmain.js", "//lit-html.js"):
+            assert (await page.get(f"{library}{path}"))[0] == 404
+
+
 async def test_a_foreign_host_is_refused(api: ApiServer) -> None:
     async with served(api, hosts=True) as page:
         assert (await page.get("api/v1/session"))[0] == 200

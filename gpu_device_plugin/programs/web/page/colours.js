@@ -1,7 +1,7 @@
 /** Gives every namespace its look: the same on every page, whoever looks and whatever else is there. */
 
-export const COLOURS = 8;
-export const PATTERNS = 4;
+const COLOURS = 8;
+const PATTERNS = 4;
 
 const known = new Map();
 

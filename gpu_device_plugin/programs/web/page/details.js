@@ -1,10 +1,11 @@
-/** Makes what the drawer shows of a pod and of a node. */
+/** Makes what the side panel shows of a pod and of a node. */
 
 import { ageOf, memory, percent } from "./amounts.js";
-import { makeCard, meterOf, updateCard } from "./cards.js";
+import { cardOf, meterOf } from "./cards.js";
 import { gpusOf, partName, partsOf, podToOpen } from "./cluster.js";
 import { lookOf } from "./colours.js";
-import { make } from "./dom.js";
+import { classes, html, made, styled } from "./dom.js";
+import { oneStop } from "./keys.js";
 import { gpuPast, incidentList, namespacePast, podPast, remembered } from "./past.js";
 import { planSection } from "./plans.js";
 import { elasticSaying, givenSaying, gpuSaying, idleSaying, migId, modelsSaying, partSaying, placeOf, enforcementSaying } from "./sayings.js";
@@ -24,10 +25,10 @@ export function podDetails(pod, open, plans, past) {
       ["scheduler", pod.scheduler],
       ["uid", pod.uid],
     ]),
-    why.length > 0 && section("why", make("pre", { class: "lines", text: why.map(serverSaying).join("\n") })),
+    why.length > 0 && section("why", html`<pre class="lines">${why.map(serverSaying).join("\n")}</pre>`),
     !pod.node && !pod.deleting && (pod.containers ?? []).some((each) => Object.keys(each.asks ?? {}).length) && planSection(plans),
     pod.node && remembered(() => past.pod(pod.node, pod.namespace, pod.name), podPast),
-    section("containers", ...(pod.containers ?? []).map(container)),
+    section("containers", (pod.containers ?? []).map(container)),
     section("events", events(pod.events ?? [])),
   ];
 }
@@ -35,23 +36,27 @@ export function podDetails(pod, open, plans, past) {
 function container(each) {
   const asks = Object.entries(each.asks ?? {}).map(([name, n]) => `${name.split("/").at(-1)}: ${n}`);
   const variables = Object.entries(each.variables ?? {});
-  return make(
-    "article", { class: "box" },
-    make("h4", {},
-      make("span", { class: "box-name", text: each.name }),
-      each.kind && each.kind !== "app" && make("span", { class: "badge", text: each.kind === "init" ? t("kind_init") : t("kind_sidecar") }),
-      asks.length > 0 && make("span", { class: "quiet", text: `${t("asks")} ${asks.join(", ")}` })),
-    (each.gpus ?? []).length > 0 && make("ul", { class: "plain-list" }, ...each.gpus.map((gpu) => make(
-      "li", {},
-      make("b", { text: t("gpu_name", { i: gpu.index ?? "?" }) }),
-      ` ${gpu.whole ? t(gpu.mig ? "part_whole_mig" : "part_whole") : memory(gpu.grantedMiB ?? 0)} `,
-      make("span", { class: "quiet", text: [gpu.mig && `MIG ${migId(gpu)} ${gpu.mig.profile}`, gpu.model, gpu.uuid].filter(Boolean).join(" · ") }),
-    ))),
-    ...(each.use ?? []).map(use),
-    (each.gpus ?? []).length > 0 && !(each.use ?? []).length && make("p", { class: "quiet", text: t("use_unknown") }),
-    variables.length > 0 && make("details", { open: "" }, make("summary", { text: t("variables") }), make("dl", { class: "variables" },
-      ...variables.flatMap(([name, value]) => [make("dt", { text: name }), make("dd", { text: value })]))),
-  );
+  const gpus = each.gpus ?? [];
+  const uses = each.use ?? [];
+  return html`<article class="box">
+    <h4><span class="box-name">${each.name}</span>
+      ${each.kind && each.kind !== "app" && html`<span class="badge">${each.kind === "init" ? t("kind_init") : t("kind_sidecar")}</span>`}
+      ${asks.length > 0 && html`<span class="quiet">${`${t("asks")} ${asks.join(", ")}`}</span>`}</h4>
+    ${gpus.length > 0 && html`<ul class="plain-list">${gpus.map(gpuOf)}</ul>`}
+    ${uses.map(use)}
+    ${gpus.length > 0 && !uses.length && html`<p class="quiet">${t("use_unknown")}</p>`}
+    ${variables.length > 0 && html`<details open><summary>${t("variables")}</summary><dl class="variables">${variables.map(pair)}</dl></details>`}
+  </article>`;
+}
+
+function gpuOf(gpu) {
+  const amount = gpu.whole ? t(gpu.mig ? "part_whole_mig" : "part_whole") : memory(gpu.grantedMiB ?? 0);
+  const which = [gpu.mig && `MIG ${migId(gpu)} ${gpu.mig.profile}`, gpu.model, gpu.uuid].filter(Boolean).join(" · ");
+  return html`<li><b>${t("gpu_name", { i: gpu.index ?? "?" })}</b>${` ${amount} `}<span class="quiet">${which}</span></li>`;
+}
+
+function pair([name, value]) {
+  return html`<dt>${name}</dt><dd>${value}</dd>`;
 }
 
 function use(each) {
@@ -73,28 +78,21 @@ function use(each) {
   ].filter(Boolean).join(" · ");
   // Beyond the guarantee the bar goes on hatched, beyond the limit in red.
   const meter = meterOf(given, each);
-  const fill = make("span", { class: "gauge-fill" });
-  const borrowed = make("span", { class: "borrowed" });
-  const excess = make("span", { class: "excess" });
-  fill.style.width = meter.ends(Math.min(meter.guarantee, meter.used));
-  borrowed.style.left = meter.ends(meter.guarantee);
-  borrowed.style.width = meter.ends(Math.max(0, Math.min(meter.limit, meter.used) - meter.guarantee));
-  excess.style.left = meter.ends(meter.limit);
-  excess.hidden = meter.used <= meter.limit;
-  return make("div", { class: `use${over ? " use-over" : ""}` },
-    make("span", { class: "gauge", "aria-hidden": "true" }, fill, borrowed, excess),
-    make("p", {}, make("b", { text: t("gpu_name", { i: each.index ?? "?" }) }), " ", make("span", { text: words })));
+  const [guarantee, limit, end] = [meter.guarantee, meter.limit, meter.used];
+  return html`<div class=${classes("use", over && "use-over")}>
+    <span class="gauge" aria-hidden="true">
+      <span class="gauge-fill" ${styled({ width: meter.ends(Math.min(guarantee, end)) })}></span>
+      <span class="borrowed" ${styled({ left: meter.ends(guarantee), width: meter.ends(Math.max(0, Math.min(limit, end) - guarantee)) })}></span>
+      <span class="excess" ?hidden=${end <= limit} ${styled({ left: meter.ends(limit) })}></span>
+    </span>
+    <p><b>${t("gpu_name", { i: each.index ?? "?" })}</b> <span>${words}</span></p></div>`;
 }
 
 function events(all) {
-  if (!all.length) return make("p", { class: "quiet", text: t("events_none") });
-  return make("ol", { class: "events" }, ...all.map((event) => make(
-    "li", { class: event.type === "Warning" ? "event event-warning" : "event" },
-    make("div", { class: "event-head" },
-      make("b", { text: event.reason ?? "" }),
-      make("span", { class: "quiet", text: [event.count > 1 && t("times", { n: event.count }), event.last && t("ago", { age: ageOf(event.last) })].filter(Boolean).join(" · ") })),
-    make("p", { text: event.message ?? "" }),
-  )));
+  if (!all.length) return html`<p class="quiet">${t("events_none")}</p>`;
+  return html`<ol class="events">${all.map((event) => html`<li class=${classes("event", event.type === "Warning" && "event-warning")}>
+    <div class="event-head"><b>${event.reason}</b><span class="quiet">${[event.count > 1 && t("times", { n: event.count }), event.last && t("ago", { age: ageOf(event.last) })].filter(Boolean).join(" · ")}</span></div>
+    <p>${event.message}</p></li>`)}</ol>`;
 }
 
 /** A GPU of a node, as it is known, and what its agent remembers of it. */
@@ -118,15 +116,11 @@ export function namespaceDetails(ns, nodes, left, open, past) {
 
 /** A node, as it is known; `open.only` shows only it. `readAll` (element): was asked for all data; `past` as for a pod. */
 export function nodeDetails(node, open, readAll, past) {
-  const card = makeCard(open);
+  const card = made(cardOf(node, open, () => true));
   card.removeAttribute("role");
-  updateCard(card, node, () => true);
   for (const each of card.querySelectorAll(".gpu-i")) each.tabIndex = 0;
+  oneStop(card, ".part");
   const pods = gpusOf(node).flatMap((gpu) => partsOf(gpu).map((part) => [gpu, part]));
-  const raw = make("details", {}, make("summary", { text: t("as_json") }));
-  const lines = make("pre", { class: "lines", text: t("loading") });
-  raw.append(lines);
-  raw.addEventListener("toggle", () => raw.open && readAll(lines), { once: true });
   return [
     facts([
       ["state", [!node.ready && t("not_ready"), node.unschedulable && t("cordoned"), node.claims && t("serves_claims")].filter(Boolean).join(" · ")],
@@ -138,36 +132,40 @@ export function nodeDetails(node, open, readAll, past) {
       ["driver", node.driver],
       ["address", node.address],
     ]),
-    make("p", {}, link(t("only_node"), () => open.only(node.name))),
+    html`<p>${link(t("only_node"), () => open.only(node.name))}</p>`,
     card,
-    section("pods", pods.length ? make("ul", { class: "plain-list" }, ...pods.map(([gpu, part]) => make(
-      "li", { class: "pod-line" },
-      make("span", { class: `swatch ${lookOf(part.namespace)}`, "aria-hidden": "true" }),
-      podToOpen(part) ? link(partName(part), () => open.pod(...podToOpen(part))) : make("span", { text: partName(part) ?? t("part_hidden") }),
-      make("span", { class: "quiet", text: `${placeOf(gpu)} · ${partSaying(node, gpu, part).slice(partName(part)?.length ?? 0).replace(/^[,，]\s*/, "")}` }),
-    ))) : make("p", { class: "quiet", text: t("no_pods") })),
+    section("pods", pods.length ? html`<ul class="plain-list">${pods.map(([gpu, part]) => podLine(node, gpu, part, open))}</ul>` : html`<p class="quiet">${t("no_pods")}</p>`),
     remembered(() => past.incidents(node.name), (answer) => incidentList(answer, (name) => past.incident(node.name, name))),
-    raw,
+    html`<details @toggle=${({ target }) => target.open && readAll(target.lastElementChild)}><summary>${t("as_json")}</summary><pre class="lines"></pre></details>`,
   ];
+}
+
+function podLine(node, gpu, part, open) {
+  const name = partName(part);
+  const pod = podToOpen(part);
+  const rest = `${placeOf(gpu)} · ${partSaying(node, gpu, part).slice(name?.length ?? 0).replace(/^[,，]\s*/, "")}`;
+  return html`<li class="pod-line">
+      <span class=${`swatch ${lookOf(part.namespace)}`} aria-hidden="true"></span>
+      ${pod ? link(name, () => open.pod(...pod)) : html`<span>${name ?? t("part_hidden")}</span>`}
+      <span class="quiet">${rest}</span>
+    </li>`;
 }
 
 /** The keys that do something on the page. */
 export function keyDetails() {
   const keys = [["/", "search"], ["?", "help"], ["← → ↑ ↓", "arrows"], ["Enter", "enter"], ["Esc", "close"]];
-  return [make("dl", { class: "facts" }, ...keys.flatMap(([key, what]) => [make("dt", {}, make("kbd", { text: key })), make("dd", { text: t(`keys_${what}`) })]))];
+  return html`<dl class="facts">${keys.map(([key, what]) => html`<dt><kbd>${key}</kbd></dt><dd>${t(`keys_${what}`)}</dd>`)}</dl>`;
 }
 
 function facts(pairs) {
   const known = pairs.filter(([, value]) => value !== undefined && value !== null && value !== "" && value !== false);
-  return make("dl", { class: "facts" }, ...known.flatMap(([key, value]) => [
-    make("dt", { text: t(key) }), value instanceof Element ? make("dd", {}, value) : make("dd", { text: value }),
-  ]));
+  return html`<dl class="facts">${known.map(([key, value]) => pair([t(key), value]))}</dl>`;
 }
 
-function section(key, ...children) {
-  return make("section", {}, make("h3", { text: t(key) }), ...children);
+function section(key, content) {
+  return html`<section><h3>${t(key)}</h3>${content}</section>`;
 }
 
 function link(text, open) {
-  return make("button", { class: "link", type: "button", text, on: { click: open } });
+  return html`<button class="link" type="button" @click=${open}>${text}</button>`;
 }

@@ -1,4 +1,8 @@
-/** Makes and changes elements: the only module that puts strangers' text on the page, always as text. */
+/** Writes the page by templates: the only module that puts strangers' text on the page, always as text. */
+
+import { Directive, directive } from "./vendor/lit-html/directive.js";
+import { repeat } from "./vendor/lit-html/directives/repeat.js";
+import { noChange, nothing, render, html as template, svg as drawing } from "./vendor/lit-html/lit-html.js";
 
 // Controls, invisible characters and those that turn the direction of writing round would let a name pose as another.
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb]/g;
@@ -8,78 +12,119 @@ export function plain(value) {
   return String(value).replace(UNSEEN, (unseen) => `\\u${unseen.charCodeAt(0).toString(16).padStart(4, "0")}`);
 }
 
-/** Makes an element. `props`: `class`, `text`, `on` ({event: handler}); all others are attributes. */
-export function make(tag, props = {}, ...children) {
-  return filled(document.createElement(tag), props, children);
+/** What a template gets of a value: a text of which every character is seen; nothing of null, undefined and false. */
+function seen(value) {
+  if (typeof value === "string") return plain(value);
+  if (value === null || value === undefined || value === false) return nothing;
+  return Array.isArray(value) ? value.map(seen) : value;
 }
 
-/** Makes an element of a drawing (SVG), in the same way. */
-export function draw(tag, props = {}, ...children) {
-  // The namespace is that of the drawing in index.html: an address in a script would look like one that is fetched.
-  return filled(document.createElementNS(document.querySelector("svg").namespaceURI, tag), props, children);
-}
+const tight = new WeakMap();
 
-function filled(element, props, children) {
-  for (const [name, value] of Object.entries(props)) {
-    if (name === "text") element.textContent = plain(value);
-    else if (name === "on") for (const [event, handler] of Object.entries(value)) element.addEventListener(event, handler);
-    else setAttribute(element, name, value);
+/** The strings of a template without the line breaks between its elements: in a thousand cards each would be a text. */
+function packed(strings) {
+  if (!tight.has(strings)) {
+    const made = strings.map((each) => each.replace(/>\s*\n\s*(?=<|$)/g, ">").replace(/^\s*\n\s*(?=<)/, ""));
+    tight.set(strings, Object.assign(made, { raw: made })); // as the library knows strings of templates
   }
-  element.append(...children.filter((child) => child !== null && child !== undefined && child !== false));
-  return element;
+  return tight.get(strings);
 }
 
-/** Sets a text, if it is another: an unchanged page costs nothing. */
-export function setText(element, value) {
-  const text = plain(value);
-  if (element.textContent !== text) element.textContent = text;
+/** The tag of a template. An attribute whose only value is null, undefined or false is not there. */
+export function html(strings, ...values) {
+  return template(packed(strings), ...values.map(seen));
 }
 
-/** Sets an attribute, if it is another; none for undefined, null and false. */
-export function setAttribute(element, name, value) {
-  if (value === undefined || value === null || value === false) {
-    if (element.hasAttribute(name)) element.removeAttribute(name);
-    return;
+/** The tag of a part of a drawing, in the same way. */
+export function svg(strings, ...values) {
+  return drawing(strings, ...values.map(seen));
+}
+
+/** The attribute `class`. Falsy names are left out. */
+export function classes(...names) {
+  return names.filter(Boolean).join(" ");
+}
+
+/** Sets properties of the style ({name: value}), of an element in a template: the page's policy forbids the attribute. */
+export const styled = directive(class extends Directive {
+  #written = {};
+
+  update({ element }, [properties]) {
+    for (const [name, value] of Object.entries(properties)) {
+      if (this.#written[name] === value) continue;
+      this.#written[name] = value;
+      element.style.setProperty(name, value);
+    }
+    return noChange;
   }
-  const text = value === true ? "" : name.startsWith("aria-") || name === "title" ? plain(value) : String(value);
-  if (element.getAttribute(name) !== text) element.setAttribute(name, text);
-}
+});
 
-/** Sets the class, if it is another. Falsy names are left out. */
-export function setClass(element, ...names) {
-  const text = names.filter(Boolean).join(" ");
-  if (element.className !== text) element.className = text;
-}
+/** Has an element of a template written by hand: `write` (element). Its texts then are to go through `plain`. */
+export const byHand = directive(class extends Directive {
+  update({ element }, [write]) {
+    write(element);
+    return noChange;
+  }
+});
 
-/** Sets a property of the style, if it is another. */
-export function setStyle(element, name, value) {
-  if (element.style.getPropertyValue(name) !== value) element.style.setProperty(name, value);
-}
-
-const keyed = new WeakMap();
-
-/**
- * Makes the children of `parent` those of `items`: kept where the key is known, so that focus and scrolling stay.
- *
- * @param keyOf the key of an item; keys that come twice are told apart by their order
- * @param create makes the element of a new item
- * @param update (element, item), for new and known ones
- */
-export function reconcile(parent, items, keyOf, create, update) {
-  for (const _ of reconciling(parent, items, keyOf, create, update)) void _;
-}
-
-/** The same as a generator, which yields after each child. It may be left before its end: the next one goes on. */
-export function* reconciling(parent, items, keyOf, create, update) {
-  const known = keyed.get(parent) ?? new Map();
-  keyed.set(parent, known);
-  const wanted = new Map();
+/** Items by their keys, in order. Keys that come twice are told apart by their order. */
+function byKey(items, keyOf) {
+  const found = new Map();
   for (const item of items) {
     const plainKey = keyOf(item);
     let key = plainKey;
-    for (let n = 2; wanted.has(key); n += 1) key = `${plainKey}#${n}`;
-    wanted.set(key, item);
+    for (let n = 2; found.has(key); n += 1) key = `${plainKey}#${n}`;
+    found.set(key, item);
   }
+  return found;
+}
+
+/** A list in a template: what is shown of an item (`show`) stays where its key is known, so that it keeps the focus. */
+export function keyed(items, keyOf, show) {
+  return repeat(byKey(items, keyOf), ([key]) => key, ([, item]) => seen(show(item)));
+}
+
+const filled = new WeakSet();
+
+/** Shows a text, a template or a list of them in an element, instead of what index.html has there. */
+export function show(element, content) {
+  if (!filled.has(element)) {
+    filled.add(element);
+    element.replaceChildren();
+    delete element.dataset.t; // its text is no longer that word
+  }
+  render(seen(content), element);
+}
+
+const roots = new WeakMap();
+
+/** Makes the element of a template that has one element; `rewrite` writes it again, wherever it stands then. */
+export function made(content) {
+  const root = document.createDocumentFragment();
+  render(content, root);
+  const element = root.firstElementChild;
+  roots.set(element, root);
+  return element;
+}
+
+export function rewrite(element, content) {
+  render(content, roots.get(element));
+}
+
+const shown = new WeakMap();
+
+/**
+ * Makes the children of `parent` those of `items`, as a generator which yields after each child. It may be left before its
+ * end: the next one goes on. An element is kept where the key is known, so that focus and scrolling stay.
+ *
+ * @param keyOf the key of an item; keys that come twice are told apart by their order
+ * @param write (item, element) returns the template of an item, null if `element` shows it as it is; undefined: a new one
+ * @param done (element, isNew): an element was written
+ */
+export function* reconciling(parent, items, keyOf, write, done = () => {}) {
+  const known = shown.get(parent) ?? new Map();
+  shown.set(parent, known);
+  const wanted = byKey(items, keyOf);
   // Those that are gone go first. Then none of the others has to move, and so none loses the focus.
   for (const [key, element] of known) {
     if (wanted.has(key)) continue;
@@ -89,10 +134,13 @@ export function* reconciling(parent, items, keyOf, create, update) {
   }
   let place = parent.firstElementChild;
   for (const [key, item] of wanted) {
-    const element = known.get(key) ?? create(item);
-    known.set(key, element);
+    const before = known.get(key);
+    const content = write(item, before);
     // Written before it is on the page: a new one costs one change of the page then, whatever is in it.
-    update(element, item);
+    const element = before ?? made(content);
+    if (before && content) rewrite(element, content);
+    if (content) done(element, !before);
+    known.set(key, element);
     if (element === place) place = place.nextElementSibling;
     else parent.insertBefore(element, place);
     yield;

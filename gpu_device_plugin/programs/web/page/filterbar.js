@@ -1,6 +1,6 @@
 /** Shows the filters and tells what a person chooses there. */
 
-import { make, plain, reconcile, setAttribute, setText } from "./dom.js";
+import { html, plain, show } from "./dom.js";
 import { t } from "./words.js";
 
 const MOST_HINTS = 300;
@@ -27,9 +27,7 @@ export function listenToFilters(form, changed) {
 export function showFilters(form, asked, { namespaces, models, nodes }, { typing = false } = {}) {
   choices(form.elements.ns, namespaces, asked.ns);
   choices(form.elements.model, models, asked.model);
-  reconcile(form.querySelector("datalist"), nodes.slice(0, MOST_HINTS), (name) => name, () => make("option"), (option, name) => {
-    setAttribute(option, "value", plain(name));
-  });
+  show(form.querySelector("datalist"), nodes.slice(0, MOST_HINTS).map((name) => html`<option value=${name}></option>`));
   for (const name of ["node", "q"]) if (!typing && form.elements[name].value !== asked[name]) form.elements[name].value = asked[name];
   form.querySelector("#clear").hidden = !(asked.ns || asked.node || asked.model || asked.q || asked.trouble);
   form.elements.trouble.checked = Boolean(asked.trouble);
@@ -41,10 +39,8 @@ export function showFilters(form, asked, { namespaces, models, nodes }, { typing
 function choices(select, names, current) {
   // What the address asks for can be chosen even where nothing has that name now.
   const all = ["", ...(current && !names.includes(current) ? [current] : []), ...names];
-  reconcile(select, all, (name) => name, () => make("option"), (option, name) => {
-    setAttribute(option, "value", name);
-    const label = name || t("all");
-    setText(option, label);
-  });
+  const options = all.map((name) => new Option(plain(name || t("all")), name));
+  // Only if there are others: a list that is open would close.
+  if (options.length !== select.length || options.some((option, n) => !option.isEqualNode(select[n]))) select.replaceChildren(...options);
   if (select.value !== current) select.value = current;
 }

@@ -67,19 +67,14 @@ function tileBeside(tile, down) {
   return best;
 }
 
-/** Keeps one of `selector` within `root` in the order of the Tab key: the first, or the one last focused. */
+/** Keeps one of `selector` within `root` in the order of the Tab key: the first, or the one last focused (`moveStop`). */
 export function oneStop(root, selector) {
-  let current = null;
-  const enter = (element) => {
-    if (current && current !== element) current.tabIndex = -1;
-    current = element;
-    if (current) current.tabIndex = 0;
-  };
-  root.addEventListener("focusin", (event) => {
-    const element = event.target.closest(selector);
-    if (element) enter(element);
-  });
-  return () => {
-    if (!current?.isConnected) enter(root.querySelector(selector));
-  };
+  if (!root.querySelector(`${selector}[tabindex="0"]`)) root.querySelector(selector)?.setAttribute("tabindex", "0");
+}
+
+/** Handles `focusin`: of the `selector` within one `root`, the Tab key stops at the one that has the focus. */
+export function moveStop({ target }, root, selector) {
+  const stop = target.closest(selector);
+  for (const each of stop ? stop.closest(root).querySelectorAll(`${selector}[tabindex="0"]`) : []) each.tabIndex = -1;
+  if (stop) stop.tabIndex = 0;
 }

@@ -2,15 +2,15 @@
 
 import * as address from "./address.js";
 import { setClock } from "./amounts.js";
-import { isFilled, makeCard, updateCard } from "./cards.js";
+import { cardOf, isFilled } from "./cards.js";
 import { Cluster, gpusOf, hasPart, isTroubled, namespacesOf, partsOf } from "./cluster.js";
 import { gpuDetails, keyDetails, namespaceDetails, nodeDetails, podDetails } from "./details.js";
-import { make, reconcile, reconciling, setText } from "./dom.js";
-import { Drawer } from "./drawer.js";
+import { html, reconciling, rewrite, show } from "./dom.js";
+import { SidePanel } from "./side_panel.js";
 import { listenToFilters, showFilters } from "./filterbar.js";
 import { hasPlace, inOrder, isShown, partMatches, problemMatches, waitMatches } from "./filters.js";
-import { makeTile, updateTile } from "./heatmap.js";
-import { moveOnBars, moveOnMap, oneStop } from "./keys.js";
+import { tileOf } from "./heatmap.js";
+import { moveOnBars, moveOnMap, moveStop, oneStop } from "./keys.js";
 import { showAlone, showProblems, showWaiting } from "./lists.js";
 import { Live, SILENCE_MS } from "./live.js";
 import { inWindow, Looking } from "./looking.js";
@@ -40,8 +40,8 @@ let askedNow = false;
 // The timer of somebody who types; what stands in the fields is theirs until it ends.
 let typing = 0;
 let refreshing = 0;
-// What a card or tile shows: it is written again when its node or one of these is another.
-let look = {};
+// What a card or tile shows of its node: it is written again when its node or this is another.
+let look = "";
 const written = new WeakMap();
 
 const open = {
@@ -59,8 +59,7 @@ const past = {
   incidents: (node) => readPast(`incidents/${encodeURIComponent(node)}`),
   incident: (node, name) => readPast(`incidents/${encodeURIComponent(node)}/${encodeURIComponent(name)}`),
 };
-const drawer = new Drawer($("drawer"), () => go({ pod: "", panel: "" }));
-const mapStop = oneStop($("map"), ".cell");
+const sidePanel = new SidePanel($("side-panel"), () => go({ pod: "", panel: "" }));
 const showing = new Slices(showAll, {
   done({ start }) {
     performance.clearMeasures("gpushare:show"); // the browser keeps all that is not cleared
@@ -86,7 +85,7 @@ function go(change, { replace = false } = {}) {
   askedNow ||= ["ns", "node", "model", "q", "trouble"].some((name) => name in change);
   address.write(asked, { replace });
   showing.restart();
-  if ("pod" in change || "panel" in change) showDrawer();
+  if ("pod" in change || "panel" in change) showSidePanel();
 }
 
 /** Shows everything, as a generator for `Slices`: a card or tile is written whole, with its node as it is by then. */
@@ -130,16 +129,16 @@ function* showAll() {
   document.body.classList.toggle("has-side", problems.length > 0 || waits.length > 0 || cluster.alone.length > 0);
   document.body.classList.toggle("on-map", view === "map");
   showNotes();
-  look = { filters: `${asked.ns}\n${asked.q}`, language: spoken(), by, minute: Math.floor(Date.now() / 60_000) };
-  yield* showNodes(shown, view);
+  look = [asked.ns, asked.q, spoken(), view, by].join("\n");
+  yield* showNodes(shown, view, by);
   filtered = shown.length < nodes.length ? shown : [];
   looking.changed();
   const empty = shown.length ? "" : nodes.length ? t("none_shown") : cluster.alone.length ? "" : t("no_nodes");
-  setText($("empty"), empty);
+  show($("empty"), empty);
   $("empty").hidden = !empty;
   $("hour").hidden = !asked.ns;
   const saying = shown.length === nodes.length ? t("shown", { n: nodes.length }) : t("shown_of", { n: shown.length, all: nodes.length });
-  setText($("shown"), saying);
+  show($("shown"), saying);
   // To a screen reader it is said as the answer to a person only.
   if (askedNow) status.say(saying);
   askedNow = false;
@@ -157,21 +156,24 @@ function showProblem(kind) {
   item?.querySelector("button").focus({ preventScroll: true });
 }
 
-function* showNodes(shown, view) {
+function* showNodes(shown, view, by) {
   const [cards, map] = [$("cards"), $("map")];
   cards.hidden = view !== "cards" || !shown.length;
   map.hidden = view !== "map" || !shown.length;
   const lazy = shown.length > MANY_NODES;
   cards.classList.toggle("cards-many", lazy);
-  yield* reconciling(cards, view === "cards" ? shown : [], (node) => node.name, () => newCard(), (card, { name }) => {
-    const node = cluster.nodes.get(name); // gone meanwhile: the next pass takes it away
-    if (node && !isWritten(card, node)) updateCard(card, node, matcher(node), { shallow: lazy && !isFilled(card) });
+  // Each as its node is by then; one that is gone meanwhile is taken away by the next pass.
+  const writing = (write) => (before, element) => {
+    const node = cluster.nodes.get(before.name) ?? before;
+    return isWritten(node) && element ? null : write(node, element);
+  };
+  const card = (node, element) => cardOf(node, open, matcher(node), { shallow: lazy && !(element && isFilled(element)) });
+  yield* reconciling(cards, view === "cards" ? shown : [], (node) => node.name, writing(card), (element, isNew) => {
+    oneStop(element, ".part");
+    if (isNew) seen.observe(element);
   });
-  yield* reconciling(map, view === "map" ? shown : [], (node) => node.name, makeTile, (tile, { name }) => {
-    const node = cluster.nodes.get(name);
-    if (node && !isWritten(tile, node)) updateTile(tile, node, look.by);
-  });
-  if (view === "map") mapStop();
+  yield* reconciling(map, view === "map" ? shown : [], (node) => node.name, writing((node) => tileOf(node, by)));
+  if (view === "map") oneStop(map, ".cell");
 }
 
 /** The names of the nodes that a person looks at: of the open details, in the window, then of what the filters let through. */
@@ -182,19 +184,14 @@ function* lookedAt() {
   for (const node of filtered) yield node.name;
 }
 
-function newCard() {
-  const card = makeCard(open);
-  seen.observe(card);
-  return card;
-}
-
 /** Gives cards their bars, as they come into sight. */
 function* fillAll() {
   for (const card of coming) {
     coming.delete(card);
     seen.unobserve(card);
     const node = cluster.nodes.get(card.dataset.node);
-    if (node && !isFilled(card)) updateCard(card, node, matcher(node));
+    if (node && !isFilled(card)) rewrite(card, cardOf(node, open, matcher(node)));
+    oneStop(card, ".part");
     yield;
   }
 }
@@ -203,13 +200,12 @@ function matcher(node) {
   return (part) => partMatches(asked, part, node);
 }
 
-/** Whether an element shows a node as it is; from now on it is taken to. */
-function isWritten(element, node) {
-  const before = written.get(element);
+/** Whether a node is written as it is, wherever it is shown; from now on it is taken to. */
+function isWritten(node) {
   // Only what is wrong has an age.
-  const now = { ...look, node, minute: isTroubled(node) || staleSaying(node) ? look.minute : 0 };
-  if (before && Object.keys(now).every((key) => before[key] === now[key])) return true;
-  written.set(element, now);
+  const now = `${look}\n${isTroubled(node) || staleSaying(node) ? Math.floor(Date.now() / 60_000) : 0}`;
+  if (written.get(node) === now) return true;
+  written.set(node, now);
   return false;
 }
 
@@ -219,14 +215,14 @@ function showNotes() {
   const figures = source === "none" ? t("figures_none") : source === "nodes" && why ? t("figures_nodes") : "";
   const reason = why ? serverSaying(why).replace(/^./u, (first) => first.toUpperCase()) : "";
   const notes = [...cluster.notes.map(serverSaying), figures && [figures, reason].filter(Boolean).join(" ")].filter(Boolean);
-  reconcile($("notes"), cluster.nodes.size || cluster.notes.length ? notes : [], (note) => note, () => make("p"), setText);
-  $("notes").hidden = !$("notes").childElementCount;
+  show($("notes"), notes.map((note) => html`<p>${note}</p>`));
+  $("notes").hidden = !notes.length || !(cluster.nodes.size || cluster.notes.length);
 }
 
-function showDrawer({ again = false } = {}) {
+function showSidePanel({ again = false } = {}) {
   if (asked.pod.includes("/")) {
     const [ns, name] = asked.pod.split("/", 2);
-    drawer.open(name, async (signal) => {
+    sidePanel.open(name, async (signal) => {
       const path = `${encodeURIComponent(ns)}/${encodeURIComponent(name)}`;
       const answer = await ask(`pods/${path}`, { signal });
       const plans = { read: async () => (await ask(`plans/${path}`, { signal })).json(), node: (node) => cluster.nodes.get(node) ?? {} };
@@ -234,8 +230,8 @@ function showDrawer({ again = false } = {}) {
     }, { again });
   } else if (asked.panel && cluster.known) {
     const [title, details] = panel(...asked.panel.split("/"));
-    drawer.open(title, async () => details ?? [make("p", { class: "quiet", text: t("none_shown") })], { again });
-  } else if (!asked.panel && !asked.pod) drawer.close();
+    sidePanel.open(title, async () => details ?? html`<p class="quiet">${t("none_shown")}</p>`, { again });
+  } else if (!asked.panel && !asked.pod) sidePanel.close();
 }
 
 /** Title and details of a node, NODE, of a GPU, NODE/INDEX, or of a namespace, /NAMESPACE; no details of what is not there. */
@@ -250,7 +246,7 @@ function panel(name, of) {
   return [t("gpu_at", { node: name, gpu: gpu ? placeOf(gpu) : of }), gpu && gpuDetails(node, gpu, open, past)];
 }
 
-/** Reads what an agent remembers, unless that was done a moment ago: the drawer is filled again at every change. */
+/** Reads what an agent remembers, unless that was done a moment ago: the side panel is filled again at every change. */
 function readPast(path) {
   for (const [known, { at }] of answers) if (performance.now() - at > REMEMBERED_MS) answers.delete(known);
   if (!answers.has(path)) answers.set(path, { at: performance.now(), answer: ask(path).then((answer) => answer.json()) });
@@ -258,12 +254,13 @@ function readPast(path) {
 }
 
 async function readNode(name, to) {
+  show(to, t("loading"));
   try {
     const answer = await ask(`nodes/${encodeURIComponent(name)}`);
-    setText(to, JSON.stringify((await answer.json()).node, null, 2));
+    show(to, JSON.stringify((await answer.json()).node, null, 2));
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
-    setText(to, serverSaying(error.message) || t("unreachable"));
+    show(to, serverSaying(error.message) || t("unreachable"));
   }
 }
 
@@ -276,8 +273,8 @@ const live = new Live({
     if (name === "cluster") looking.follow(data.stream);
     if (!cluster.take(name, data)) return;
     showing.ask();
-    if (first) showDrawer();
-    else if (name === "cluster" || concernsDrawer(data)) refreshDrawer();
+    if (first) showSidePanel();
+    else if (name === "cluster" || concernsSidePanel(data)) refreshSidePanel();
   },
   lost(why, nextMs) {
     status.lost(why instanceof Refused ? serverSaying(why.message) : t(why, { n: SILENCE_MS / 1000 }), nextMs);
@@ -285,23 +282,23 @@ const live = new Live({
   login: askForToken,
 });
 
-/** Whether a change is about what the drawer shows. */
-function concernsDrawer({ nodes, gone, waiting }) {
+/** Whether a change is about what the side panel shows. */
+function concernsSidePanel({ nodes, gone, waiting }) {
   const [name, of] = asked.panel.split("/");
   if (asked.panel) return nodes.some((node) => (name ? node.name === name : namespacesOf(node).has(of))) || gone.includes(name);
   return Boolean(asked.pod) && (waiting !== undefined || nodes.some(hasPod));
 }
 
-/** Whether the pod of the drawer is on a node. */
+/** Whether the pod of the side panel is on a node. */
 function hasPod(node) {
   return gpusOf(node).some((gpu) => partsOf(gpu).some((part) => hasPart(asked.pod, part)));
 }
 
-/** Shows what became of the drawer's node or pod, a while after a change: a busy cluster is not asked at each one. */
-function refreshDrawer() {
+/** Shows what became of the side panel's node or pod, a while after a change: a busy cluster is not asked at each one. */
+function refreshSidePanel() {
   refreshing ||= setTimeout(() => {
     refreshing = 0;
-    if (drawer.isAtRest) showDrawer({ again: true });
+    if (sidePanel.isAtRest) showSidePanel({ again: true });
   }, REFRESH_MS);
 }
 
@@ -313,7 +310,7 @@ function askForToken(refused) {
   $("status").hidden = true;
   const why = $("login-why");
   why.hidden = form && !hasToken();
-  setText(why, form ? t("token_wrong") : t("token_opened"));
+  show(why, form ? t("token_wrong") : t("token_opened"));
   for (const name of ["label", "input", ".go", ".lines"]) $("login-form").querySelector(name).hidden = !form;
   forgetToken();
   if (form) $("token").focus();
@@ -340,7 +337,7 @@ async function readSession() {
 
 function showSession() {
   const words = [session.context && t("in_context", { context: session.context }), session.user && t("as_user", { user: session.user })];
-  setText($("where"), words.filter(Boolean).join(" · "));
+  show($("where"), words.filter(Boolean).join(" · "));
   $("forget").hidden = session.mode !== "cluster" || !hasToken();
   showTitle();
 }
@@ -381,7 +378,7 @@ function listen() {
     [typing, typed] = [0, {}];
     if (asked.lang !== before) setLanguage(asked.lang);
     showing.restart();
-    showDrawer();
+    showSidePanel();
   });
   // A new address of a command that was started again, pasted into this tab: the page is not loaded again for that.
   addEventListener("hashchange", () => takeToken() && begin());
@@ -392,7 +389,7 @@ function listen() {
   $("lang").addEventListener("change", (event) => {
     setLanguage(event.target.value);
     go({ lang: event.target.value });
-    showDrawer();
+    showSidePanel();
   });
   $("hour").addEventListener("click", () => open.namespace(asked.ns));
   $("lost-now").addEventListener("click", () => live.now());
@@ -406,7 +403,7 @@ function listen() {
     $("token").value = "";
     begin();
   });
-  const showKeys = () => drawer.open(t("keys_title"), async () => keyDetails());
+  const showKeys = () => sidePanel.open(t("keys_title"), async () => keyDetails());
   $("help").addEventListener("click", showKeys);
   addEventListener("keydown", (event) => {
     if (event.altKey || event.ctrlKey || event.metaKey || event.target.closest?.("input, select, textarea") || $("page").hidden) return;
@@ -417,8 +414,12 @@ function listen() {
     } else if (event.key === "?") showKeys();
   });
   $("cards").addEventListener("keydown", moveOnBars);
-  $("drawer").addEventListener("keydown", moveOnBars);
+  $("side-panel").addEventListener("keydown", moveOnBars);
   $("map").addEventListener("keydown", moveOnMap);
+  addEventListener("focusin", (event) => {
+    moveStop(event, ".gpus", ".part");
+    moveStop(event, ".map", ".cell");
+  });
   $("map").addEventListener("click", (event) => {
     const tile = event.target.closest(".tile");
     if (tile) open.node(tile.dataset.node);

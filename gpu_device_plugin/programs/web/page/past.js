@@ -3,24 +3,29 @@
 import { age, ageOf, memory } from "./amounts.js";
 import { lookOf } from "./colours.js";
 import { celsius, conditionFacts, percents, slowedBy, watts } from "./condition.js";
-import { make } from "./dom.js";
+import { html, made, show as put } from "./dom.js";
 import { serverSaying } from "./sentences.js";
 import { lineRow, stripRow, timeRow } from "./sparklines.js";
 import { t } from "./words.js";
 
 const KINDS = ["xid", "gpu-failed", "over-use-eviction", "out-of-memory", "container-died"];
 const nameOf = (each) => [each.namespace, each.pod, each.container].filter(Boolean).join("/");
-const quiet = (key) => make("p", { class: "quiet", text: t(key) });
-const titled = (key, ...children) => make("section", {}, make("h3", { text: t(key) }), ...children);
+const quiet = (key) => html`<p class="quiet">${t(key)}</p>`;
+const titled = (key, ...content) => html`<section><h3>${t(key)}</h3>${content}</section>`;
 
-/** Makes a place that is filled by `show` (answer), which returns elements, once `read` () has the answer, or says why not. */
-export function remembered(read, show) {
-  const place = make("div", { class: "past" }, quiet("loading"));
+/** Fills a place by `show` (answer), which returns templates, once `read` () has the answer, or says why not. */
+export function remember(place, read, show) {
+  put(place, quiet("loading"));
   read().then(
-    (answer) => place.replaceChildren(...show(answer).filter(Boolean)),
-    (error) => place.replaceChildren(make("p", { class: "note", text: serverSaying(error.message) || t("unreachable") })),
+    (answer) => put(place, show(answer)),
+    (error) => put(place, html`<p class="note">${serverSaying(error.message) || t("unreachable")}</p>`),
   );
   return place;
+}
+
+/** The same with a place of its own. */
+export function remembered(read, show) {
+  return remember(made(html`<div class="past"></div>`), read, show);
 }
 
 /** The last hour and the condition of a GPU, and the last hour of the containers on it. */
@@ -31,9 +36,7 @@ export function gpuPast(history, index, open) {
   const facts = gpu.condition ? conditionFacts(gpu.condition) : [];
   return [
     titled("hour", ...gpuRows(gpu, history.step_s, t("now")), longer()),
-    titled("condition", facts.length ? make("dl", { class: "facts" }, ...facts.flatMap(([key, text, bad]) => [
-      make("dt", { text: t(key) }), make("dd", { class: bad ? "note-warn" : undefined, text }),
-    ])) : quiet("condition_none")),
+    titled("condition", facts.length ? html`<dl class="facts">${facts.map(([key, text, bad]) => html`<dt>${t(key)}</dt><dd class=${bad && "note-warn"}>${text}</dd>`)}</dl>` : quiet("condition_none")),
     on.length > 0 && titled("hour_pods", ...containerRows(on, history, open)),
   ];
 }
@@ -41,7 +44,7 @@ export function gpuPast(history, index, open) {
 /** Says who knows more than the last hour, with the address that the administrator has set, if any. */
 function longer() {
   const href = document.body.dataset.dashboard;
-  return href ? make("p", { class: "quiet" }, make("a", { href, target: "_blank", rel: "noopener noreferrer", text: t("longer_there") })) : quiet("longer");
+  return href ? html`<p class="quiet"><a href=${href} target="_blank" rel="noopener noreferrer">${t("longer_there")}</a></p>` : quiet("longer");
 }
 
 /** The last hour of a pod's containers. */
@@ -53,10 +56,10 @@ export function podPast(history) {
 export function namespacePast(answers, left, open) {
   const shown = answers.filter(([, each]) => each.containers?.length);
   return [
-    ...shown.map(([node, each]) => make("section", {}, make("h3", { text: node }), ...containerRows(each.containers, each, open))),
-    ...answers.filter(([, each]) => !each.containers).map(([node, error]) => make("p", { class: "note", text: `${node}: ${serverSaying(error.message) || t("unreachable")}` })),
+    ...shown.map(([node, each]) => html`<section><h3>${node}</h3>${containerRows(each.containers, each, open)}</section>`),
+    ...answers.filter(([, each]) => !each.containers).map(([node, error]) => html`<p class="note">${`${node}: ${serverSaying(error.message) || t("unreachable")}`}</p>`),
     !shown.length && quiet("hour_none"),
-    left > 0 && make("p", { class: "quiet", text: t("more_nodes", { n: left }) }),
+    left > 0 && html`<p class="quiet">${t("more_nodes", { n: left })}</p>`,
     longer(),
   ];
 }
@@ -79,14 +82,13 @@ function containerRows(containers, { step_s: stepS, gpus }, open, end = t("now")
   const rows = ordered.map((each) => {
     const total = gpus.find((gpu) => gpu.gpu === each.gpu)?.total_mib ?? 0;
     const pod = open && each.namespace;
-    return make("div", { class: `spark-of ${lookOf(each.namespace)}` },
-      make("p", {},
-        make("span", { class: `swatch ${lookOf(each.namespace)}`, "aria-hidden": "true" }), " ",
-        pod ? make("button", { class: "link", type: "button", text: nameOf(each), on: { click: () => open.pod(each.namespace, each.pod) } }) : make("span", { text: nameOf(each) }), " ",
-        make("span", { class: "quiet", text: [t("gpu_name", { i: each.gpu }), each.granted_mib ? t("part_given", { amount: memory(each.granted_mib) }) : t("part_trespass")].join(" · ") })),
-      line("spark_memory", each.used_mib, { most: each.most_mib || total, say: memory, mark: each.granted_mib, stepS }),
-      line("spark_sm", each.sm_percent, { most: 100, say: percents, stepS }),
-      each.cpu_throttled_percent.some(Boolean) && line("spark_cpu", each.cpu_throttled_percent, { most: 100, say: percents, stepS }));
+    const named = pod ? html`<button class="link" type="button" @click=${() => open.pod(each.namespace, each.pod)}>${nameOf(each)}</button>` : html`<span>${nameOf(each)}</span>`;
+    const where = [t("gpu_name", { i: each.gpu }), each.granted_mib ? t("part_given", { amount: memory(each.granted_mib) }) : t("part_trespass")].join(" · ");
+    return html`<div class=${`spark-of ${lookOf(each.namespace)}`}>
+      <p><span class=${`swatch ${lookOf(each.namespace)}`} aria-hidden="true"></span> ${named} <span class="quiet">${where}</span></p>
+      ${line("spark_memory", each.used_mib, { most: each.most_mib || total, say: memory, mark: each.granted_mib, stepS })}
+      ${line("spark_sm", each.sm_percent, { most: 100, say: percents, stepS })}
+      ${each.cpu_throttled_percent.some(Boolean) && line("spark_cpu", each.cpu_throttled_percent, { most: 100, say: percents, stepS })}</div>`;
   });
   return [...rows, timeRow(containers[0].used_mib.length, stepS, end)];
 }
@@ -102,17 +104,16 @@ export function incidentList({ incidents }, readOne) {
   return [titled("incidents", ...incidents.map((each) => {
     const kind = KINDS.includes(each.kind) ? t(`incident_${each.kind.replaceAll("-", "_")}`) : each.kind;
     const where = [each.gpu !== null && t("gpu_name", { i: each.gpu }), nameOf(each), t("ago", { age: ageOf(each.at) })].filter(Boolean).join(" · ");
-    const item = make("details", { class: "incident" }, make("summary", {}, make("b", { text: kind }), make("span", { class: "quiet", text: ` ${where}` }), make("p", { text: serverSaying(each.sentence) || t("incident_hidden") })));
-    item.addEventListener("toggle", () => item.open && item.append(remembered(() => readOne(each.name), wholeIncident)), { once: true });
-    return item;
+    const opened = ({ target }) => target.open && remember(target.lastElementChild, () => readOne(each.name), wholeIncident);
+    return html`<details class="incident" @toggle=${opened}><summary><b>${kind}</b><span class="quiet">${` ${where}`}</span><p>${serverSaying(each.sentence) || t("incident_hidden")}</p></summary><div class="past"></div></details>`;
   }))];
 }
 
 function wholeIncident({ history, processes, use, decisions }) {
   const amount = (mib) => (mib === null || mib === undefined ? "–" : memory(mib));
-  const list = (key, lines) => lines.length > 0 && make("section", {}, make("h4", { text: t(key) }), make("ul", { class: "plain-list" }, ...lines.map((text) => make("li", { text }))));
+  const list = (key, lines) => lines.length > 0 && html`<section><h4>${t(key)}</h4><ul class="plain-list">${lines.map((text) => html`<li>${text}</li>`)}</ul></section>`;
   return [
-    ...history.gpus.flatMap((gpu) => [make("h4", { text: t("gpu_name", { i: gpu.gpu }) }), ...gpuRows(gpu, history.step_s, t("then"))]),
+    ...history.gpus.flatMap((gpu) => [html`<h4>${t("gpu_name", { i: gpu.gpu })}</h4>`, ...gpuRows(gpu, history.step_s, t("then"))]),
     ...history.containers.length ? containerRows(history.containers, history, null, t("then")) : [],
     list("processes", processes.map((each) => `PID ${each.pid} · ${nameOf(each) || t("no_pod")} · ${t("gpu_name", { i: each.gpu })} · ${amount(each.used_mib)}`)),
     list("limits", use.parts.map((each) => `${nameOf(each)} · ${t("gpu_name", { i: each.gpu })} · ${t("use_of", { used: amount(each.used_mib), given: amount(each.granted_mib) })}${each.held ? ` · ${t(`held_${each.held}`)}` : ""}`)),

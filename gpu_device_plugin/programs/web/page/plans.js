@@ -1,7 +1,7 @@
 /** Shows which moves of pods would make room for a waiting pod, once a person asks. */
 
 import { amount } from "./amounts.js";
-import { make, setText } from "./dom.js";
+import { html, made, show } from "./dom.js";
 import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
@@ -12,37 +12,36 @@ const MOST_NAMED = 10;
  * what is known of a node.
  */
 export function planSection(plans) {
-  const said = make("p", { role: "status" });
-  const rest = make("div", { class: "plan-rest" });
-  const button = make("button", { class: "link", type: "button", text: t("plan_ask") });
   let asking = false;
-  button.addEventListener("click", async () => {
+  const section = made(html`<section class="plan"><button class="link" type="button" @click=${click}>${t("plan_ask")}</button><p role="status"></p><div class="plan-rest"></div></section>`);
+  const [, said, rest] = section.children;
+  return section;
+
+  async function click() {
     if (asking) return;
     asking = true;
-    setText(said, t("plan_reading"));
-    rest.replaceChildren();
+    show(said, t("plan_reading"));
+    show(rest, null);
     try {
       const answer = await plans.read();
-      setText(said, serverSaying(answer.verdict));
-      rest.replaceChildren(...planDetails(answer, plans.node));
+      show(said, serverSaying(answer.verdict));
+      show(rest, planDetails(answer, plans.node));
     } catch (error) {
-      setText(said, serverSaying(error.message) || t("unreachable"));
+      show(said, serverSaying(error.message) || t("unreachable"));
     }
     asking = false;
-  });
-  return make("section", { class: "plan" }, button, said, rest);
+  }
 }
 
 function planDetails({ plans, gpus, stays, notes }, node) {
   const moves = plans.flatMap((plan) => plan.moves);
+  const told = ({ pod, from, to }) => t("plan_move", { pod, from: place(from.node, from.gpus), to: place(to.node, Object.keys(to.gpus)) });
   return [
-    ...notes.map((note) => make("p", { class: "note note-warn", text: serverSaying(note) })),
-    moves.length > 0 && make("ol", { class: "plan-moves" }, ...moves.map(({ pod, from, to }) => make("li", {
-      text: t("plan_move", { pod, from: place(from.node, from.gpus), to: place(to.node, Object.keys(to.gpus)) }),
-    }))),
+    notes.map((note) => html`<p class="note note-warn">${serverSaying(note)}</p>`),
+    moves.length > 0 && html`<ol class="plan-moves">${moves.map((move) => html`<li>${told(move)}</li>`)}</ol>`,
     gpus.length > 0 && changes(gpus, node),
-    stays.length > 0 && make("div", {}, make("h4", { text: t("plan_stays") }), make("ul", { class: "plain-list" }, ...staying(stays))),
-  ].filter(Boolean);
+    stays.length > 0 && html`<div><h4>${t("plan_stays")}</h4><ul class="plain-list">${staying(stays)}</ul></div>`,
+  ];
 }
 
 function place(node, gpus) {
@@ -50,23 +49,20 @@ function place(node, gpus) {
 }
 
 function changes(gpus, node) {
-  const head = ["gpus", "plan_before", "plan_after"].map((key) => make("th", { scope: "col", text: t(key) }));
-  return make("table", { class: "plan-gpus" },
-    make("caption", { text: t("plan_changes") }),
-    make("thead", {}, make("tr", {}, ...head)),
-    make("tbody", {}, ...gpus.map((gpu) => make("tr", {},
-      make("th", { scope: "row", text: place(gpu.node, [gpu.gpu]) }),
-      held(gpu.before, gpu.freeBefore, node(gpu.node)),
-      held(gpu.after, gpu.freeAfter, node(gpu.node))))));
+  return html`<table class="plan-gpus">
+    <caption>${t("plan_changes")}</caption>
+    <thead><tr>${["gpus", "plan_before", "plan_after"].map((key) => html`<th scope="col">${t(key)}</th>`)}</tr></thead>
+    <tbody>${gpus.map((gpu) => html`<tr><th scope="row">${place(gpu.node, [gpu.gpu])}</th>${held(gpu.before, gpu.freeBefore, node(gpu.node))}${held(gpu.after, gpu.freeAfter, node(gpu.node))}</tr>`)}</tbody>
+  </table>`;
 }
 
 function held(pods, free, node) {
   const lines = Object.entries(pods).map(([pod, shares]) => {
     const name = pod.replace(/ \(new\)$/, "");
     const saying = t("plan_pod", { pod: name, amount: shares ? amount(node, shares) : t("part_whole") });
-    return name === pod ? make("li", { text: saying }) : make("li", {}, make("b", { text: saying }));
+    return html`<li>${name === pod ? saying : html`<b>${saying}</b>`}</li>`;
   });
-  return make("td", {}, make("ul", {}, ...lines, make("li", { class: "quiet", text: free ? t("bar_free", { free: amount(node, free) }) : t("plan_full") })));
+  return html`<td><ul>${lines}<li class="quiet">${free ? t("bar_free", { free: amount(node, free) }) : t("plan_full")}</li></ul></td>`;
 }
 
 function staying(stays) {
@@ -75,6 +71,6 @@ function staying(stays) {
   return [...byReason].map(([why, pods]) => {
     const named = pods.sort().slice(0, MOST_NAMED);
     const more = pods.length > MOST_NAMED ? [t("more", { n: pods.length - MOST_NAMED })] : [];
-    return make("li", { text: t("plan_stay", { why: serverSaying(why), pods: [...named, ...more].join(t("list_comma")) }) });
+    return html`<li>${t("plan_stay", { why: serverSaying(why), pods: [...named, ...more].join(t("list_comma")) })}</li>`;
   });
 }

@@ -12,7 +12,7 @@ function joined(...parts) {
 }
 
 /** The pod of a part in words; also of one that the caller may not see. */
-export function podOf(part) {
+function podOf(part) {
   return partName(part) ?? t("part_hidden");
 }
 

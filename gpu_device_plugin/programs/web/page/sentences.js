@@ -193,6 +193,3 @@ function pattern(english) {
   const kinds = { n: "\\d+", all: "\\d+", most: "\\d+", node: "\\S+", pod: "\\S+", namespace: "\\S+", verb: "\\S+", resource: "\\S+", scheduler: "\\S+", reason: "[^()]+", amount: "[^()]+?", target: "[^:]+", hardware: "GPU or MIG instance|MIG instance|GPU" };
   return new RegExp(`^${first.replace(/\{(\w+)\}/g, (_, name) => `(?<${name}>${kinds[name] ?? ".+"})`)}$`, "s");
 }
-
-/** For tests. */
-export const ENGLISH = SENTENCES.map(([english]) => english);

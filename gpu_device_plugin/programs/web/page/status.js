@@ -1,7 +1,7 @@
 /** Says how old the shown data is, and when the connection is lost and back. */
 
 import { age } from "./amounts.js";
-import { setClass, setText } from "./dom.js";
+import { show } from "./dom.js";
 import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
@@ -39,7 +39,7 @@ export class Status {
 
   /** Tells a screen reader; the one place that does, and only for what has to be known at once. */
   say(sentence) {
-    setText(this.#at.said, sentence);
+    show(this.#at.said, sentence);
   }
 
   show() {
@@ -50,13 +50,13 @@ export class Status {
     if (this.#lost) {
       const next = Math.max(0, Math.ceil((this.#lost.next - Date.now()) / 1000));
       const why = this.#lost.why ? ` (${this.#lost.why})` : "";
-      setText(lostText, [t("lost") + why, known && t("lost_shown", { age: age(ageS) }), t("lost_again", { n: next })].filter(Boolean).join(" "));
+      show(lostText, [t("lost") + why, known && t("lost_shown", { age: age(ageS) }), t("lost_again", { n: next })].filter(Boolean).join(" "));
     }
     const behind = known && (!this.#read.live || ageS > STALE_S);
-    setClass(status, "status", this.#lost || behind ? "status-bad" : known ? "status-live" : "");
-    if (!known) setText(text, this.#lost ? t("lost") : t("connecting"));
-    else if (this.#lost) setText(text, t("data_age", { age: age(ageS) }));
-    else if (behind) setText(text, `${t("behind", { age: age(ageS) })}${this.#read.why ? `: ${serverSaying(this.#read.why)}` : ""}`);
-    else setText(text, `${t("live")} · ${t("data_age", { age: age(ageS) })}`);
+    status.className = `status ${this.#lost || behind ? "status-bad" : known ? "status-live" : ""}`.trim();
+    if (!known) show(text, this.#lost ? t("lost") : t("connecting"));
+    else if (this.#lost) show(text, t("data_age", { age: age(ageS) }));
+    else if (behind) show(text, `${t("behind", { age: age(ageS) })}${this.#read.why ? `: ${serverSaying(this.#read.why)}` : ""}`);
+    else show(text, `${t("live")} · ${t("data_age", { age: age(ageS) })}`);
   }
 }

@@ -3,7 +3,7 @@
 import { age, memory, percent, secondsSince } from "./amounts.js";
 import { gpusOf, modelsOf, namespacesOf, problemsOf } from "./cluster.js";
 import { lookOf } from "./colours.js";
-import { make, reconcile, setAttribute, setClass, setStyle, setText } from "./dom.js";
+import { classes, html, keyed, show } from "./dom.js";
 import { t } from "./words.js";
 
 const MOST_NAMESPACES = 14;
@@ -42,57 +42,44 @@ export function total(nodes, ns) {
 
 /** Writes the sums into the tiles of index.html. `chosen` (kind): a person wants to see the problems of this kind. */
 export function showSums(root, all, waiting, chosen) {
-  const tile = (name) => root.querySelector(`[data-sum=${name}]`);
-  const write = (name, value, detail, tone = "") => {
-    const element = tile(name);
-    setText(element.querySelector(".sum-value"), value);
-    setText(element.querySelector(".sum-detail"), detail);
-    setClass(element, "sum", tone && `sum-${tone}`);
+  const write = (name, value, detail, { tone = "", mib = 0 } = {}) => {
+    const tile = root.querySelector(`[data-sum=${name}]`);
+    show(tile.querySelector(".sum-value"), value);
+    show(tile.querySelector(".sum-detail"), detail);
+    tile.className = classes("sum", tone && `sum-${tone}`);
+    tile.querySelector(".gauge-fill")?.style.setProperty("width", `${all.totalMiB ? (100 * mib) / all.totalMiB : 0}%`);
   };
   const counted = all.nodes > 0; // of nodes that are not there, or may not be read, nothing is known
-  const part = (mib) => (all.totalMiB ? mib / all.totalMiB : 0);
-  write("given", counted ? memory(all.givenMiB) : "–", counted ? t("of_total", { total: memory(all.totalMiB) }) : "");
+  write("given", counted ? memory(all.givenMiB) : "–", counted ? t("of_total", { total: memory(all.totalMiB) }) : "", { mib: all.givenMiB });
   // Of a part of the GPUs it would be no part of what is given on all of them.
   const ofGiven = all.givenMiB ? t("of_given", { percent: percent(all.usedMiB / all.givenMiB) }) : "";
   const ofKnown = all.measuredGpus < all.usedGpus ? t("used_of", { known: all.measuredGpus, n: all.usedGpus }) : ofGiven;
-  write("used", all.measuredGpus || (counted && !all.usedGpus) ? memory(all.usedMiB) : "–", all.measuredGpus || !all.usedGpus ? ofKnown : t("only_allocation"));
-  write("free", counted ? memory(all.freeMiB) : "–", counted ? t("free_hint") : "");
+  write("used", all.measuredGpus || (counted && !all.usedGpus) ? memory(all.usedMiB) : "–", all.measuredGpus || !all.usedGpus ? ofKnown : t("only_allocation"), { mib: Math.min(all.usedMiB, all.totalMiB) });
+  write("free", counted ? memory(all.freeMiB) : "–", counted ? t("free_hint") : "", { mib: all.freeMiB });
   const at = all.largestAt;
   write("largest", at ? memory(all.largestMiB) : "–", at ? t("largest_at", at) : counted ? t("largest_none") : "");
   const instances = all.instances ? t("mig_free", { free: all.freeInstances, n: all.instances }) : "";
   write("whole", counted ? String(all.freeGpus) : "–", counted ? [t("whole_of", { n: all.gpus }), instances].filter(Boolean).join(t("list_comma")) : "");
   const oldest = Math.max(0, ...waiting.map((wait) => secondsSince(wait.since)).filter((seconds) => !Number.isNaN(seconds)));
-  write("waiting", String(waiting.length), waiting.length ? t("waiting_oldest", { age: age(oldest) }) : t("waiting_none"), waiting.length && "warn");
+  write("waiting", String(waiting.length), waiting.length ? t("waiting_oldest", { age: age(oldest) }) : t("waiting_none"), { tone: waiting.length && "warn" });
   const counts = KINDS.map((kind) => [kind, all.problems.filter((problem) => problem.kind === kind).length]).filter(([, n]) => n);
-  setText(tile("attention").querySelector(".sum-value"), counted ? String(all.problems.length) : "–");
-  setClass(tile("attention"), "sum", counts.length && "sum-bad");
-  setText(tile("attention").querySelector(".sum-none"), counted && !counts.length ? t("attention_none") : "");
-  reconcile(tile("attention").querySelector(".sum-links"), counts, ([kind]) => kind,
-    ([kind]) => make("li", {}, make("button", { class: "link", type: "button", on: { click: () => chosen(kind) } })),
-    (item, [kind, n]) => setText(item.firstChild, t(`count_${kind}`, { n })));
-  setStyle(tile("given").querySelector(".gauge-fill"), "width", `${100 * part(all.givenMiB)}%`);
-  setStyle(tile("used").querySelector(".gauge-fill"), "width", `${100 * part(Math.min(all.usedMiB, all.totalMiB))}%`);
-  setStyle(tile("free").querySelector(".gauge-fill"), "width", `${100 * part(all.freeMiB)}%`);
+  write("attention", counted ? String(all.problems.length) : "–", counted && !counts.length ? t("attention_none") : "", { tone: counts.length && "bad" });
+  show(root.querySelector(".sum-links"), keyed(counts, ([kind]) => kind,
+    ([kind, n]) => html`<li><button class="link" type="button" @click=${() => chosen(kind)}>${t(`count_${kind}`, { n })}</button></li>`));
 }
 
 /** Shows the namespaces with the most memory, as the key to the colours. `chosen` (ns): one was clicked. */
 export function showNamespaces(element, all, current, chosen) {
   const named = [...all.namespaces].filter(([name]) => name).sort(([a, x], [b, y]) => y - x || (a < b ? -1 : 1));
-  const shown = named.slice(0, MOST_NAMESPACES);
-  if (named.length > MOST_NAMESPACES) shown.push([null, named.length - MOST_NAMESPACES]);
-  reconcile(element, shown, ([name]) => name ?? "", ([name]) => (name === null ? make("li", { class: "key-more" }) : makeKey(name, chosen)),
-    (item, [name, mib]) => {
-      if (name === null) return setText(item, t("more", { n: mib }));
-      setAttribute(item.firstChild, "aria-pressed", String(current === name));
-      return setText(item.querySelector(".key-sum"), memory(mib));
-    });
-}
-
-function makeKey(name, chosen) {
-  return make("li", {}, make(
-    "button", { class: "key", type: "button", on: { click: () => chosen(name) } },
-    make("span", { class: `swatch ${lookOf(name)}`, "aria-hidden": "true" }),
-    make("span", { class: "key-name", text: name }),
-    make("span", { class: "key-sum" }),
-  ));
+  const more = named.length - MOST_NAMESPACES;
+  show(element, [
+    keyed(named.slice(0, MOST_NAMESPACES), ([name]) => name, ([name, mib]) => html`<li>
+        <button class="key" type="button" aria-pressed=${String(current === name)} @click=${() => chosen(name)}>
+          <span class=${`swatch ${lookOf(name)}`} aria-hidden="true"></span>
+          <span class="key-name">${name}</span>
+          <span class="key-sum">${memory(mib)}</span>
+        </button>
+      </li>`),
+    more > 0 && html`<li class="key-more">${t("more", { n: more })}</li>`,
+  ]);
 }

@@ -1,13 +1,12 @@
 /** Shows the name of a part or a cell, or what a badge means, beside it while the pointer rests on it, or the keyboard's focus. */
 
-import { make, setText } from "./dom.js";
+import { html, made, show as put } from "./dom.js";
 
 const NAMED = ".part, .cell, [data-tip]";
 
 /** Begins to show names within `root`. */
 export function showTips(root) {
-  const tip = make("div", { class: "tip", "aria-hidden": "true" });
-  tip.hidden = true;
+  const tip = made(html`<div class="tip" aria-hidden="true" hidden></div>`);
   document.body.append(tip);
   const hide = () => {
     tip.hidden = true;
@@ -15,7 +14,7 @@ export function showTips(root) {
   const show = (event) => {
     const element = event.target.closest?.(NAMED);
     if (!element) return hide();
-    setText(tip, element.dataset.tip ?? element.getAttribute("aria-label") ?? "");
+    put(tip, element.dataset.tip ?? element.getAttribute("aria-label") ?? "");
     tip.hidden = false;
     const at = element.getBoundingClientRect();
     const own = tip.getBoundingClientRect();

@@ -12,7 +12,7 @@ import pynvml
 import pytest
 
 from gpu_device_plugin.hardware.messages import CgroupLimit
-from gpu_device_plugin.hardware.nvml import nvml_use
+from gpu_device_plugin.hardware.nvml import nvml_calls
 from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
 from tests.hardware.test_compiled_library import ONE_GPU, compiled
 
@@ -53,7 +53,7 @@ class Library:
 
 
 def pids(library: Library) -> Any:
-    listed = nvml_use.processes(library, NO_HANDLE, {})
+    listed = nvml_calls.processes(library, NO_HANDLE, {})
     return None if listed is None else {each["pid"]: each["used_mib"] for each in listed}
 
 
@@ -99,7 +99,7 @@ def test_memory_that_no_gpu_has_is_unknown() -> None:
 
 def test_no_more_processes_are_reported_than_a_line_holds() -> None:
     library = Library(nvmlDeviceGetComputeRunningProcesses_v3=[process(pid) for pid in range(5000)])
-    assert len(pids(library)) == nvml_use.MOST_PROCESSES
+    assert len(pids(library)) == nvml_calls.MOST_PROCESSES
 
 
 def sample(pid: int, percent: int, stamp: int) -> Any:
@@ -110,17 +110,17 @@ def test_the_newest_plausible_sample_of_each_process_counts() -> None:
     samples = [sample(1, 10, 105), sample(1, 20, 110), sample(1, 30, 107)]
     samples += [sample(0, 5, 120), sample(2, 101, 130), sample(3, 9, 100)]
     library = Library(nvmlDeviceGetProcessUtilization=samples)
-    assert nvml_use.sm_percents(library, NO_HANDLE, 100) == ({1: 20, 2: None}, 110)
+    assert nvml_calls.sm_percents(library, NO_HANDLE, 100) == ({1: 20, 2: None}, 110)
 
 
 @pytest.mark.parametrize("library", [Library(), Library(nvmlDeviceGetProcessUtilization=NOT_FOUND)])
 def test_no_sample_is_an_unknown_use(library: Library) -> None:
-    assert nvml_use.sm_percents(library, NO_HANDLE, 100) == ({}, 100)
+    assert nvml_calls.sm_percents(library, NO_HANDLE, 100) == ({}, 100)
 
 
 def test_an_implausible_sample_does_not_hide_a_plausible_one() -> None:
     library = Library(nvmlDeviceGetProcessUtilization=[sample(1, 101, 130), sample(1, 7, 120), sample(1, 102, 140)])
-    assert nvml_use.sm_percents(library, NO_HANDLE, 100) == ({1: 7}, 120)
+    assert nvml_calls.sm_percents(library, NO_HANDLE, 100) == ({1: 7}, 120)
 
 
 @pytest.mark.parametrize(
@@ -142,23 +142,23 @@ def test_a_process_without_a_sample_is_idle_only_if_the_driver_samples_its_gpu(
 ) -> None:
     rates = rate if rate == NOT_SUPPORTED else SimpleNamespace(gpu=rate)
     library = Library(nvmlDeviceGetUtilizationRates=rates, nvmlDeviceGetMPSComputeRunningProcesses_v3=mps)
-    assert nvml_use.percent_of_others(library, NO_HANDLE, percents) == expected
+    assert nvml_calls.percent_of_others(library, NO_HANDLE, percents) == expected
 
 
 def test_a_pynvml_without_rates_tells_nothing_of_processes_without_a_sample() -> None:
-    assert nvml_use.percent_of_others(Library(), NO_HANDLE, {1: 30}) is None
+    assert nvml_calls.percent_of_others(Library(), NO_HANDLE, {1: 30}) is None
 
 
 def test_the_use_is_beside_the_memory_of_its_process() -> None:
     library = Library(nvmlDeviceGetComputeRunningProcesses_v3=[process(1), process(2)])
-    listed = nvml_use.processes(library, NO_HANDLE, {2: 40})
+    listed = nvml_calls.processes(library, NO_HANDLE, {2: 40})
     assert [(each["pid"], each["sm_percent"]) for each in listed or ()] == [(1, None), (2, 40)]
-    listed = nvml_use.processes(library, NO_HANDLE, {2: None}, others=0)
+    listed = nvml_calls.processes(library, NO_HANDLE, {2: None}, others=0)
     assert [(each["pid"], each["sm_percent"]) for each in listed or ()] == [(1, 0), (2, None)]
 
 
 def test_a_pynvml_without_the_function_has_no_limits() -> None:
-    assert nvml_use.limit(Library(), NO_HANDLE, "GPU-a", "/c")["code"] == FUNCTION_NOT_FOUND
+    assert nvml_calls.limit(Library(), NO_HANDLE, "GPU-a", "/c")["code"] == FUNCTION_NOT_FOUND
 
 
 # --- A library of our own, behind the real pynvml, the pipe and the agent's side of it --------------------------------

@@ -1,11 +1,11 @@
-/** The drawer at the side of the page: shows one pod or one node, and gives the focus back when it closes. */
+/** The panel at the side of the page: shows one pod or one node, and gives the focus back when it closes. */
 
-import { make, setText } from "./dom.js";
+import { html, show } from "./dom.js";
 import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
-/** The drawer of index.html. */
-export class Drawer {
+/** The side panel of index.html. */
+export class SidePanel {
   #root;
   #title;
   #body;
@@ -17,9 +17,9 @@ export class Drawer {
   constructor(root, closed) {
     this.#root = root;
     this.#title = root.querySelector("h2");
-    this.#body = root.querySelector(".drawer-body");
+    this.#body = root.querySelector(".side-panel-body");
     this.#closed = closed;
-    root.querySelector(".drawer-close").addEventListener("click", () => this.dismiss());
+    root.querySelector(".side-panel-close").addEventListener("click", () => this.dismiss());
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && !event.defaultPrevented && this.isOpen) this.dismiss();
     });
@@ -46,7 +46,7 @@ export class Drawer {
     if (!this.isOpen) return;
     const focused = this.#root.contains(document.activeElement) || document.activeElement === document.body;
     this.#root.hidden = true;
-    this.#body.replaceChildren();
+    show(this.#body, null);
     if (focused) this.#giveBack();
     this.#opener = null;
   }
@@ -55,7 +55,7 @@ export class Drawer {
    * Opens it, or fills it anew.
    *
    * @param title a name
-   * @param read (signal) returns elements; what it throws is said
+   * @param read (signal) returns templates; what it throws is said
    * @param again it shows this already: what cannot be read now leaves that as it is
    */
   async open(title, read, { again = false } = {}) {
@@ -67,10 +67,10 @@ export class Drawer {
       this.#opener = from && from !== document.body ? { element: from, pod: from.dataset.pod, name: from.textContent } : null;
     }
     const first = !this.isOpen || this.#title.textContent !== title;
-    setText(this.#title, title);
+    show(this.#title, title);
     this.#root.hidden = false;
     if (first) {
-      this.#body.replaceChildren(make("p", { class: "quiet", text: t("loading") }));
+      show(this.#body, html`<p class="quiet">${t("loading")}</p>`);
       this.#title.focus({ preventScroll: true });
     }
     let content;
@@ -78,9 +78,9 @@ export class Drawer {
       content = await read(signal);
     } catch (error) {
       if (signal.aborted || again) return;
-      content = [make("p", { class: "note note-bad", text: serverSaying(error.message) || t("unreachable") })];
+      content = html`<p class="note note-bad">${serverSaying(error.message) || t("unreachable")}</p>`;
     }
-    if (!signal.aborted) this.#body.replaceChildren(...content.filter(Boolean));
+    if (!signal.aborted) show(this.#body, content);
   }
 
   /** Puts the focus on what opened it, or on what shows the same now. */
