@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from gpu_device_plugin.features.claims.claim_objects import read_claim
-from gpu_device_plugin.kubernetes.objects.api_objects import gpu_pods
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
 from gpu_device_plugin.model.contract.keys import ALLOCATION, INSTANCES, NODE_GPUS, NODE_USE
 from gpu_device_plugin.model.contract.nodegpus import NodeGpus, write_node_gpus
+from gpu_device_plugin.programs.inspect.overview import gpu_pods
 from gpu_device_plugin.report.followed_cluster import FollowedCluster, FollowedNode, FollowedPod, cluster
 from gpu_device_plugin.scheduler.rules.node_constraints import NO_TERMS
 from gpu_device_plugin.scheduler.rules.usage import Usage

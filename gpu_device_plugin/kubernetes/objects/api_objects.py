@@ -6,18 +6,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from gpu_device_plugin.kubernetes.objects.decoding import ObjectMeta, PodReader, UnreadableObjectError
+from gpu_device_plugin.kubernetes.objects.decoding import ObjectMeta, UnreadableObjectError
 from gpu_device_plugin.kubernetes.objects.requests import Resources  # noqa: TC001 - msgspec reads it
-from gpu_device_plugin.model.contract.keys import READ_BY_AGENT
-from gpu_device_plugin.report.rules.held_instances import instance_pod
-from gpu_device_plugin.scheduler.rules.usage import NOTHING, usage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
-    from gpu_device_plugin.model import pods
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.scheduler.rules.usage import Usage
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -108,17 +102,3 @@ def readable(
 def escaped(text: str) -> str:
     """Escape a text for a field selector."""
     return "".join(f"\\{char}" if char in "\\,=" else char for char in text)
-
-
-def gpu_pods(raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> list[tuple[pods.Pod, Usage]]:
-    """Return the pods that hold GPUs, each with its usage as its annotations tell it, by namespace and name.
-
-    The usage of pods that hold only MIG instances is `NOTHING`. Pods that cannot be read are left out.
-    """
-    reader = PodReader([resource.name for resource in resources], READ_BY_AGENT.__contains__, mig=True)
-    found = []
-    for pod, _ in readable(raw_pods, reader.read):
-        usage = usage_of(pod, resources) if pod.node_name and not pod.ended else NOTHING
-        if usage != NOTHING or instance_pod(pod) is not None:
-            found.append((pod, usage))
-    return sorted(found, key=lambda each: (each[0].namespace, each[0].name))

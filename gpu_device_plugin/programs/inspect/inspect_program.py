@@ -29,13 +29,13 @@ from gpu_device_plugin.features.report_features import EXTENDER_KNOBS, REPORT_FE
 from gpu_device_plugin.kubernetes.agent_reader import AgentUnreadableError
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, reaching
-from gpu_device_plugin.kubernetes.objects.api_objects import escaped, gpu_pods
+from gpu_device_plugin.kubernetes.objects.api_objects import escaped
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS, ObjectKind, UnreadableObjectError
 from gpu_device_plugin.kubernetes.objects.pod_details import events
 from gpu_device_plugin.programs.doctor.rules.cluster_checks import CHECKS, examine_partly
 from gpu_device_plugin.programs.inspect.arguments import parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
-from gpu_device_plugin.programs.inspect.overview import CHOICE, COUNTING, OVERVIEW
+from gpu_device_plugin.programs.inspect.overview import CHOICE, COUNTING, OVERVIEW, gpu_pods
 from gpu_device_plugin.programs.inspect.top_picture import Picture, frame
 from gpu_device_plugin.programs.inspect.uninstall import UNINSTALL
 from gpu_device_plugin.report.commands import (

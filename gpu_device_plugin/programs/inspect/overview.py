@@ -6,18 +6,22 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gpu_device_plugin.commandline import OK, say, width
 from gpu_device_plugin.features.claims.report import claims_waiting, rows_claimed
 from gpu_device_plugin.features.use.report import at_a_glance
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
-from gpu_device_plugin.kubernetes.objects.api_objects import escaped, gpu_pods
-from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS
+from gpu_device_plugin.kubernetes.objects.api_objects import escaped, readable
+from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS, PodReader
+from gpu_device_plugin.model.contract.keys import READ_BY_AGENT
 from gpu_device_plugin.programs.inspect.gpushare_layout import details, summary, wide
 from gpu_device_plugin.report.commands import NODE, Command, Output, argument, either, switch
 from gpu_device_plugin.report.followed_cluster import cluster
 from gpu_device_plugin.report.reading import GRANT, claims_in, cluster_of, unread
 from gpu_device_plugin.report.rules.columns import columns
+from gpu_device_plugin.report.rules.held_instances import instance_pod
 from gpu_device_plugin.report.rules.overview_document import document
 from gpu_device_plugin.report.rules.terminal_tables import (
     by_name,
@@ -28,19 +32,22 @@ from gpu_device_plugin.report.rules.terminal_tables import (
     rows_alone,
     rows_waiting,
 )
+from gpu_device_plugin.scheduler.rules.usage import NOTHING, usage_of
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import msgspec
 
     from gpu_device_plugin.kubernetes.kubectl import Access
+    from gpu_device_plugin.model import pods
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.rules.columns import Line
     from gpu_device_plugin.report.rules.node_view import NodeView
     from gpu_device_plugin.report.rules.terminal_tables import PodRow
+    from gpu_device_plugin.scheduler.rules.usage import Usage
 
 COUNTING = ("spec.nodeName!=", *NOT_ENDED)
 """Selects the pods that may hold a GPU or part of one."""
@@ -188,3 +195,17 @@ OVERVIEW = Command(
     ),
     _check,
 )
+
+
+def gpu_pods(raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> list[tuple[pods.Pod, Usage]]:
+    """Return the pods that hold GPUs, each with its usage as its annotations tell it, by namespace and name.
+
+    The usage of pods that hold only MIG instances is `NOTHING`. Pods that cannot be read are left out.
+    """
+    reader = PodReader([resource.name for resource in resources], READ_BY_AGENT.__contains__, mig=True)
+    found = []
+    for pod, _ in readable(raw_pods, reader.read):
+        usage = usage_of(pod, resources) if pod.node_name and not pod.ended else NOTHING
+        if usage != NOTHING or instance_pod(pod) is not None:
+            found.append((pod, usage))
+    return sorted(found, key=lambda each: (each[0].namespace, each[0].name))
