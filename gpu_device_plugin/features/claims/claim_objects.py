@@ -239,4 +239,4 @@ def readable_claims(raw_claims: Iterable[msgspec.Raw]) -> tuple[list[Claim], lis
 
 def unseen(why: str) -> str:
     """Return what is missing without claims, as a sentence without its full stop."""
-    return f"ResourceClaims are not shown, so GPUs may be fuller than they seem: {why}"
+    return f"ResourceClaims are not shown, so GPU usage may be under-reported: {why}"

@@ -122,7 +122,7 @@ const SENTENCES = [
   // What is not shown.
   ["{Right}, so nodes and their GPUs are not shown; ask an administrator of the cluster for it.", "{Right}，因此不显示节点及其 GPU；请向集群管理员申请。"],
   ["{Right}, so no pods are shown.", "{Right}，因此不显示 Pod。"],
-  ["{Right}, so only the pods of the namespace {namespace} are shown, and GPUs may be fuller than they seem.", "{Right}，因此只显示命名空间 {namespace} 的 Pod，GPU 的实际占用可能更高。"],
+  ["{Right}, so only the pods of the namespace {namespace} are shown, and GPU usage may be under-reported.", "{Right}，因此只显示命名空间 {namespace} 的 Pod，GPU 的实际占用可能更高。"],
   ["the right to {verb} {resource} in the whole cluster is missing", "缺少在整个集群中 {verb} {resource} 的权限"],
   ["the right to {verb} {resource} in the namespace {namespace} is missing", "缺少在命名空间 {namespace} 中 {verb} {resource} 的权限"],
   ["Some {kind} could not be understood, and are left out.", "有些 {kind} 无法解析，未予显示。"],
