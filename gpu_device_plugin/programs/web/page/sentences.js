@@ -114,7 +114,7 @@ const SENTENCES = [
   ["no {hardware} is healthy", "没有正常的 {hardware}"],
   ["GPU {n} is cordoned by {by} at {at} because: {why}", "GPU {n} 已被 {by} 于 {at} 封锁：{why}"],
   ["GPU {n} is cordoned by {by} at {at}", "GPU {n} 已被 {by} 于 {at} 封锁"],
-  ["every {hardware} is in whole use", "每个 {hardware} 都已整体使用"],
+  ["all {hardware}s are exclusively allocated", "每个 {hardware} 都已整体使用"],
   ["the largest {hardware} in service has {amount} in all, and one of {more} is out of service", "可用的最大 {hardware} 共有 {amount}，另一个 {more} 的已停用"],
   ["the largest {hardware} has {amount} in all", "最大的 {hardware} 共有 {amount}"],
   ["fewer than {n} GPUs have {amount} in all", "总量达到 {amount} 的 GPU 少于 {n} 块"],
