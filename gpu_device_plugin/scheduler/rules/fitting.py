@@ -332,9 +332,6 @@ def _memory(shares: int, node: Candidate) -> str:
     return f"a gpu-mem of {shares}" if node.gpus.share_mib is None else format_mib(shares * node.gpus.share_mib)
 
 
-# --- Of GPUs that are alike -------------------------------------------------------------------------------------------
-
-
 # --- All parts at once ------------------------------------------------------------------------------------------------
 
 
