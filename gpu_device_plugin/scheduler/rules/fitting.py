@@ -92,7 +92,7 @@ _NO_WHOLE = _unresolvable("gives-no-whole-gpu", "its device plugin does not allo
 _ONE_CONTAINER = _unresolvable(
     "gives-one-container", "its device plugin serves only pods with one container that takes memory of one GPU"
 )
-_GPU, _INSTANCE = Clause("a-gpu", "GPU"), Clause("an-instance", "MIG instance")
+_INSTANCE = Clause("an-instance", "MIG instance")
 _EITHER = Clause("gpu-or-instance", "GPU or MIG instance")
 
 
@@ -341,10 +341,10 @@ def _too_large(demand: Demand, node: Candidate, numbers: Summary) -> FilterFailu
     return _resolvable("too-few-unused", text, wanted=demand.amount)
 
 
-def _hardware(numbers: Summary) -> Clause:
+def _hardware(numbers: Summary) -> str | Clause:
     """Return what `numbers` summarize."""
     if numbers.of_gpus is None:
-        return _GPU
+        return "GPU"
     return _EITHER if numbers.gpus.sizes or numbers.gpus.failed else _INSTANCE
 
 
@@ -358,7 +358,10 @@ def _too_much(demand: Demand, node: Candidate, numbers: Summary) -> FilterFailur
     if not numbers.frees:
         return _resolvable("all-whole", "every {hardware} is in whole use", hardware=hardware)
     if demand.gpus == 1:
-        return _resolvable("none-free", "no {hardware} has {amount} free", hardware=hardware, amount=amount)
+        # On thousands of nodes for one pod, so without what names of parameters cost.
+        return FilterFailure(
+            "none-free", "no {hardware} has {amount} free", (("hardware", hardware), ("amount", amount))
+        )
     text = "fewer than {wanted} {hardware}s have {amount} free"
     return _resolvable("too-few-free", text, wanted=demand.gpus, hardware=hardware, amount=amount)
 
