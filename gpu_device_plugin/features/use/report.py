@@ -58,7 +58,7 @@ def asked(part: ContainerUse) -> Finding:
         return note("not-asked", "")
     needed = " for {pod}" if part.needed_by else ""
     evicted = ", and is evicted at {until} otherwise" if part.return_by else ""
-    text = f"is asked since {{since}} to return it{needed}{evicted}"
+    text = f"has been asked since {{since}} to release it{needed}{evicted}"
     return note("asked-to-return", text, since=part.asked_at, pod=part.needed_by, until=part.return_by)
 
 

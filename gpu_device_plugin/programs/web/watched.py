@@ -170,7 +170,7 @@ class Watched:
             yield note("no-pods-shown", "{right}, so no pods are shown.", right=_said(self.pods.problem))
         elif self.only:
             text = "{right}, so only the pods of the namespace {namespace} are shown, "
-            text += "and GPUs may be fuller than they seem."
+            text += "and GPU usage may be under-reported."
             yield note("one-namespace-shown", text, right=missing_right(Call("list", "pods")), namespace=self.only)
         if self.claims is not None and not self._claims_readable:
             absent = isinstance(self.claims.problem, NotFoundError)
