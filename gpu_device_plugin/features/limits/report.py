@@ -1,4 +1,4 @@
-"""The doctor's checks of memory limits: by which means they hold, and whether they do."""
+"""Tell by which means memory limits hold, and whether they do: as states, and as checks of the doctor."""
 
 from __future__ import annotations
 
@@ -18,21 +18,42 @@ from gpu_device_plugin.model.contract.node_use import not_held
 from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus, summary
 from gpu_device_plugin.node.rules.node_config import ignored_labels
+from gpu_device_plugin.report.rules.columns import Tone
+from gpu_device_plugin.report.rules.extension import ReportFeature
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, grouped, note, ok, warning
 from gpu_device_plugin.report.rules.pod_causes import refusals
 from gpu_device_plugin.report.rules.printing import container
+from gpu_device_plugin.report.rules.state_words import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from gpu_device_plugin.features.limits.settings import LimitSettings
+    from gpu_device_plugin.model.contract.node_use import ContainerUse
     from gpu_device_plugin.model.gpus import Gpu, Inventory
-    from gpu_device_plugin.report.rules.node_view import ExaminedNode
+    from gpu_device_plugin.report.rules.node_view import ExaminedNode, GpuView, NodeView
 
 _GUIDE = "docs/guide.md says what each enforcement needs (How a memory limit is enforced)"
 _LIMITING_TOOLKIT = (1, 20, 1)
 _DRIVER = wanted_enforcement(Enforcement.DRIVER, {})
+
+
+class LimitsReport(ReportFeature):
+    """Says which limits do not hold, and on which GPUs others hold than on their node."""
+
+    def gpu_states(self, node: NodeView, view: GpuView) -> Iterable[State]:  # noqa: D102
+        here, usual = node.report.enforcement(view.gpu.position), node.report.limits
+        if here is not None and (why := here.refusal):
+            yield State(9, "refused", Tone.WARNING, f"shares are refused: {why}", {"why": why})
+        if here is not None and usual is not None and here.enforcement is not usual.enforcement:
+            limits = here.enforcement.value
+            yield State(14, "other-limits", Tone.PLAIN, f"limits: {limits}", {"limits": limits})
+
+    def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: ARG002, D102
+        if broken := [part.held for part in parts if part.held is not None and part.held.broken]:
+            held, word = max(broken, key=lambda each: each.severity).value, "limit not held"
+            yield State(4, "limit-not-held", Tone.BAD, f"limit {held}", {"held": held}, word, counted="not held")
 
 
 def limits(nodes: Iterable[ExaminedNode], by_profile: Mapping[str, str]) -> Iterator[Finding]:
