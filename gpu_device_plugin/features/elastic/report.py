@@ -195,11 +195,12 @@ class ElasticReport(ReportFeature):
             yield State(6, "borrows", Tone.PLAIN, f"borrows {mib(borrowed)}", amount, word)
         if returning := [part for part in parts if to_return(part)]:
             said = {
+                "amountMiB": borrowed or None,
                 "since": min(part.asked_at for part in returning),
                 "until": min((part.return_by for part in returning if part.return_by), default=""),
                 "pod": next((part.needed_by for part in returning if part.needed_by), ""),
             }
-            text, word = asked(returning[0]), "asked to return"
+            text, word = str(asked(returning[0])), "asked to return"
             yield State(7, "asked-to-return", Tone.WARNING, text, said, word, counted="to return memory")
 
     def malformed(self, pod: Pod) -> Iterable[Finding]:  # noqa: D102

@@ -76,7 +76,7 @@ def test_the_states_of_gpus() -> None:
 
 LIMIT = replace(part("web"), held=LimitStatus.MISSING, enforcement=Enforcement.DRIVER)
 OVER_AT = {"usedMiB": 9000, "givenMiB": 4096, "since": SINCE}
-ASKED_AT = {"since": SINCE, "until": "2026-11-22T09:57:00Z", "pod": "ml/train"}
+ASKED_AT = {"amountMiB": 3072, "since": SINCE, "until": "2026-11-22T09:57:00Z", "pod": "ml/train"}
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,11 @@ export function t(key, values = {}) {
   return form.replace(/\{(\w+)\}/g, (_, name) => (typeof values[name] === "number" ? number(values[name]) : values[name]));
 }
 
+/** Whether the page has a text of its own. */
+export function knows(key) {
+  return Object.hasOwn(WORDS[language], key);
+}
+
 export function number(value, digits = 0) {
   if (Number.isInteger(value) && value >= 0 && value < 1000) return String(value); // most are, and all languages write them so
   if (!numbers.has(digits)) {
