@@ -37,9 +37,9 @@ _MOST_ASKS = 64
 _AT_ONCE = 16
 """So many nodes are appraised in one step."""
 
-UNKNOWN = FilterFailure("this node is not known to the GPU scheduler yet", unresolvable=False)
+UNKNOWN = FilterFailure("node-unknown", "this node is not known to the GPU scheduler yet")
 UNTRIED = FilterFailure(
-    "the search for GPUs for all containers of the pod together is not finished yet", unresolvable=False
+    "search-unfinished", "the search for GPUs for all containers of the pod together is not finished yet"
 )
 
 

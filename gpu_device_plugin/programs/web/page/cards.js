@@ -107,7 +107,7 @@ function partOf(node, gpu, part, on, matching) {
   const known = partUseKnown(node, part) && mine > 0;
   const [pod, idle] = [podToOpen(part), stateOf(part, "computes-nothing")];
   const look = classes(
-    "part", lookOf(part.namespace), part.whole && "part-whole", ...(part.states ?? []).map(({ code }) => `part-${code}`), !matching && "part-dim",
+    "part", lookOf(part.namespace), part.whole && "part-whole", part.states?.map(({ code }) => `part-${code}`).join(" "), !matching && "part-dim",
   );
   // A name that is too long is cut in its middle: both its ends tell what it is.
   const name = part.name ?? t("hidden");

@@ -39,7 +39,7 @@ export function gpuSaying(node, gpu) {
     whole && t(gpu.mig ? "bar_whole_mig" : "bar_whole"),
     gpuUseKnown(node, gpu) && t("bar_used", { used: memory(gpu.usedMiB) }),
     t("bar_free", { free: amount(node, gpu.freeShares ?? 0) }),
-    ...["unhealthy", "cordoned"].map((code) => stateOf(gpu, code)).filter(Boolean).map((state) => stateSaying(node, state)),
+    gpu.states && joined(...gpu.states.filter(({ code }) => code === "unhealthy" || code === "cordoned").map((state) => stateSaying(node, state))),
     // A MIG instance is never given as a whole GPU, so that its shares in use keep nobody from that.
     gpu.usedShares > 0 && !whole && !gpu.mig && !gpu.reason && t("bar_fenced_whole"),
     whole && !gpu.resource && t("bar_fenced_shares"),
@@ -69,7 +69,7 @@ export function partSaying(node, gpu, part) {
     partUseKnown(node, part) && t("part_used", { amount: memory(part.usedMiB) }),
     part.smPercent !== undefined && t("part_sm", { percent: percent(part.smPercent / 100) }),
     part.limitMiB !== undefined && t("part_limit", { amount: memory(part.limitMiB) }),
-    ...(part.states ?? []).map((state) => stateSaying(node, state)),
+    part.states && joined(...part.states.map((state) => stateSaying(node, state))),
     part.enforcement && enforcementSaying(part.enforcement),
     part.held && !part.whole && !stateOf(part, "limit-not-held") && t(`held_${part.held}`),
   );
@@ -112,7 +112,7 @@ export function badgesOf(node) {
 
 /** Why pods are not scheduled to a node, in words; "" if they are. */
 export function closedSaying(node) {
-  return joined(...badgesOf(node).filter(({ tone }) => tone !== "plain").map((state) => stateSaying(node, state, "badge")));
+  return node.states === undefined ? "" : joined(...badgesOf(node).filter(({ tone }) => tone !== "plain").map((state) => stateSaying(node, state, "badge")));
 }
 
 /** The models of a node, counted. */
@@ -128,6 +128,7 @@ export function staleSaying(node) {
 
 /** What is to be said below a bar, the worst first, as a list of {tone, text}: of a GPU all, of its parts what is worth a look. */
 export function notesOf(node, gpu) {
+  if (!gpu.states && !partsOf(gpu).some((part) => part.states)) return []; // most have none
   const found = (gpu.states ?? []).map((state) => ({ ...state, text: stateSaying(node, state, "note") }));
   for (const part of partsOf(gpu)) {
     const pod = podOf(part);
