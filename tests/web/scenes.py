@@ -179,7 +179,6 @@ def stated(node: Json) -> Json:
     view = known(
         record=known(ready=node.get("ready", False), unschedulable=node.get("unschedulable", False)),
         candidate=known(gpus=known(fault=node.get("problem", ""), claims=node.get("claims", False))),
-        unplaced=node.get("usedShares", 0) - used,
         instances=lambda: [
             known(unassigned_usage=[("", each["instances"]) for each in offer.get("unplaced", [])]) for offer in offers
         ],
@@ -225,7 +224,11 @@ def stated(node: Json) -> Json:
         for offer in offers
     ]
     shared = {"gpus": [shown(each) for each in node["gpus"]]}
-    return told(node, node_states(view)) | shared | ({"instances": whole} if offers else {})
+    return (
+        told(node, node_states(view, node.get("usedShares", 0) - used))
+        | shared
+        | ({"instances": whole} if offers else {})
+    )
 
 
 def cluster(

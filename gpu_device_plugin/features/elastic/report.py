@@ -199,23 +199,28 @@ def _parts(pod: Pod, size: Size, node: NodeView | None) -> Sequence[ContainerUse
     return [part for part in current if (part.namespace, part.pod, part.container) == key]
 
 
+def _borrowing(parts: Sequence[ContainerUse]) -> Iterator[State]:
+    if borrowed := sum(part.borrowed_mib or 0 for part in parts):
+        word, amount = f"borrows {gib(borrowed)}", {"amountMiB": borrowed}
+        # Tables tell what a pod borrows before that it is asked to return it.
+        yield State(6, "borrows", Tone.PLAIN, f"borrows {mib(borrowed)}", amount, word)
+    if returning := [part for part in parts if to_return(part)]:
+        said = {
+            "amountMiB": borrowed or None,
+            "since": min(part.asked_at for part in returning),
+            "until": min((part.return_by for part in returning if part.return_by), default=""),
+            "pod": next((part.needed_by for part in returning if part.needed_by), ""),
+        }
+        text, word = str(asked(returning[0])), "asked to return"
+        yield State(7, "asked-to-return", Tone.WARNING, text, said, word, counted="to return memory")
+
+
 class ElasticReport(ReportFeature):
     """Says what a pod's memory is guaranteed, and what limits it."""
 
     def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: ARG002, D102
-        if borrowed := sum(part.borrowed_mib or 0 for part in parts):
-            word, amount = f"borrows {gib(borrowed)}", {"amountMiB": borrowed}
-            # Tables tell what a pod borrows before that it is asked to return it.
-            yield State(6, "borrows", Tone.PLAIN, f"borrows {mib(borrowed)}", amount, word)
-        if returning := [part for part in parts if to_return(part)]:
-            said = {
-                "amountMiB": borrowed or None,
-                "since": min(part.asked_at for part in returning),
-                "until": min((part.return_by for part in returning if part.return_by), default=""),
-                "pod": next((part.needed_by for part in returning if part.needed_by), ""),
-            }
-            text, word = str(asked(returning[0])), "asked to return"
-            yield State(7, "asked-to-return", Tone.WARNING, text, said, word, counted="to return memory")
+        growing = [part for part in parts if part.limit_mib is not None or part.asked_at]
+        return _borrowing(growing) if growing else ()
 
     def malformed(self, pod: Pod) -> Iterable[Finding]:  # noqa: D102
         return unreadable_wishes(pod)

@@ -38,22 +38,31 @@ _GUIDE = "docs/guide.md says what each enforcement needs (How a memory limit is 
 _LIMITING_TOOLKIT = (1, 20, 1)
 _DRIVER = wanted_enforcement(Enforcement.DRIVER, {})
 
+_BROKEN = (LimitStatus.DIFFERS, LimitStatus.MISSING)
+"""The worse one last."""
+
 
 class LimitsReport(ReportFeature):
     """Says which limits do not hold, and on which GPUs others hold than on their node."""
 
     def gpu_states(self, node: NodeView, view: GpuView) -> Iterable[State]:  # noqa: D102
-        here, usual = node.report.enforcement(view.gpu.position), node.report.limits
-        if here is not None and (why := here.refusal):
+        here, of_node = node.report.enforcement(view.gpu.position), node.report.limits
+        if here is None or of_node is None:
+            return
+        if why := here.refusal:
             yield State(9, "refused", Tone.WARNING, f"shares are refused: {why}", {"why": why})
-        if here is not None and usual is not None and here.enforcement is not usual.enforcement:
+        # The node's own, which is the weakest, is not looked for where all are the same.
+        differs = any(each.enforcement is not here.enforcement for each in of_node.gpus.values())
+        if differs and here.enforcement is not of_node.enforcement:
             limits = here.enforcement.value
             yield State(14, "other-limits", Tone.PLAIN, f"limits: {limits}", {"limits": limits})
 
     def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: ARG002, D102
-        if broken := [part.held for part in parts if part.held is not None and part.held.broken]:
-            held, word = max(broken, key=lambda each: each.severity).value, "limit not held"
-            yield State(4, "limit-not-held", Tone.BAD, f"limit {held}", {"held": held}, word, counted="not held")
+        held = [part.held for part in parts if part.held in _BROKEN]
+        if not held:
+            return ()
+        worst, word = max(held, key=_BROKEN.index).value, "limit not held"
+        return [State(4, "limit-not-held", Tone.BAD, f"limit {worst}", {"held": worst}, word, counted="not held")]
 
 
 def limits(nodes: Iterable[ExaminedNode], by_profile: Mapping[str, str]) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import OVER_USE
-from gpu_device_plugin.model.contract.node_use import exceeds, trespasses
+from gpu_device_plugin.model.contract.node_use import trespasses
 from gpu_device_plugin.report.rules.columns import Tone
 from gpu_device_plugin.report.rules.extension import ReportFeature
 from gpu_device_plugin.report.rules.finding import note
@@ -38,12 +38,13 @@ class OverUseReport(ReportFeature):
     """Says that a pod uses more than it was granted."""
 
     def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: ARG002, D102
-        if any(map(exceeds, parts)) and not any(map(trespasses, parts)):
-            since = min(part.over_since for part in parts if part.over_since)
-            amounts = [part.used_mib for part in parts if part.used_mib is not None]
-            used, given = sum(amounts) if len(amounts) == len(parts) else None, sum(part.granted_mib for part in parts)
-            said = {"usedMiB": used, "givenMiB": given, "since": since}
-            yield State(1, "over", Tone.BAD, f"over since {since}", said, word="over", counted="over")
+        over = [part.over_since for part in parts if part.over_since]
+        if not over or any(map(trespasses, parts)):
+            return ()
+        amounts = [part.used_mib for part in parts if part.used_mib is not None]
+        used, given = sum(amounts) if len(amounts) == len(parts) else None, sum(part.granted_mib for part in parts)
+        said = {"usedMiB": used, "givenMiB": given, "since": min(over)}
+        return [State(1, "over", Tone.BAD, f"over since {min(over)}", said, word="over", counted="over")]
 
     def ended(self, pod: Pod) -> Iterable[Finding]:  # noqa: D102
         return told_over_use(pod)

@@ -219,6 +219,20 @@ def _beyond_their_parts(parts: Iterable[ContainerUse], unattributed_mib: int) ->
     return [said for amount, said in sorted(beyond, key=lambda one: (-one[0], str(one[1])))]
 
 
+def _quiet_or_strange(node: NodeView, parts: Sequence[ContainerUse]) -> Iterator[State]:
+    if strangers := [part for part in parts if trespasses(part)]:
+        used, since = sum(part.used_mib or 0 for part in strangers), max(part.over_since for part in strangers)
+        said: dict[str, str | int | None] = {"amountMiB": used, "since": since}
+        yield State(2, "trespass", Tone.BAD, "was not given this GPU", said, word="not given", counted="not given")
+    since = min((part.idle_since for part in parts if part.idle_since), default="")
+    still = all(part.sm_percent == 0 and part.used_mib is not None for part in parts)
+    if since or (still and any(part.used_mib for part in parts)):
+        seconds = idle(node.report, parts)
+        word = "idle" if seconds is None else f"idle {duration(seconds)}"
+        text = f"idle since {since}" if since else "idle"
+        yield State(10, "computes-nothing", Tone.PLAIN, text, {"since": since}, word)
+
+
 class UseReport(ReportFeature):
     """Says what a pod uses of its GPUs, and what its neighbours leave."""
 
@@ -233,18 +247,9 @@ class UseReport(ReportFeature):
             yield State(13, "used-by-no-pod", Tone.PLAIN, text, {"amountMiB": others})
 
     def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: D102
-        if strangers := [part for part in parts if trespasses(part)]:
-            used, since = sum(part.used_mib or 0 for part in strangers), max(part.over_since for part in strangers)
-            said: dict[str, str | int | None] = {"amountMiB": used, "since": since}
-            yield State(2, "trespass", Tone.BAD, "was not given this GPU", said, word="not given", counted="not given")
-        since = min((part.idle_since for part in parts if part.idle_since), default="")
-        # The agent tells it after a while; until then it is seen by the processors.
-        still = all(part.sm_percent == 0 and part.used_mib is not None for part in parts)
-        if since or (still and any(part.used_mib for part in parts)):
-            seconds = idle(node.report, parts)
-            word = "idle" if seconds is None else f"idle {duration(seconds)}"
-            text = f"idle since {since}" if since else "idle"
-            yield State(10, "computes-nothing", Tone.PLAIN, text, {"since": since}, word)
+        # The agent tells after a while that a pod is idle; until then it is seen by the processors.
+        quiet = [part for part in parts if part.idle_since or not part.sm_percent or not part.granted_mib]
+        return _quiet_or_strange(node, parts) if quiet else ()
 
     def placed(  # noqa: D102
         self,

@@ -46,7 +46,7 @@ def document(nodes: Iterable[NodeView]) -> Fields:
 
 def node_document(node: NodeView, *, brief: bool = False, live: bool = False) -> Fields:
     """Return one node, `brief` for the page; `live`: its use is read from its agent now, not from its annotation."""
-    gpus, report, views = node.candidate.gpus, node.report, node.gpus()
+    gpus, report, views, unplaced = node.candidate.gpus, node.report, node.gpus(), node.unplaced
     fields: Fields = {
         "name": node.name,
         "address": node.record.address or None,
@@ -58,13 +58,13 @@ def node_document(node: NodeView, *, brief: bool = False, live: bool = False) ->
         "policy": gpus.policy,
         "driver": gpus.driver,
         "totalShares": node.total,
-        "usedShares": sum(view.used for view in views) + node.unplaced,
+        "usedShares": sum(view.used for view in views) + unplaced,
         "limits": None if report.limits is None else report.limits.enforcement.value,
         "use": _use(report, brief=brief, live=live),
         "sums": _sums(sums_of([node], {node.name: views}), brief=brief),
         "gpus": [_gpu(view, node, brief=brief) for view in views],
         "instances": [_offer(node, offer, brief=brief) for offer in node.instances()],
-        "states": [state.message() for state in node_states(node)],
+        "states": [state.message() for state in node_states(node, unplaced)],
     }
     if brief:
         return known(fields)

@@ -6,14 +6,13 @@ The kernel's own are here; a node's features add theirs (`ReportFeature.node_sta
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.report.rules.columns import Tone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.model.contract.node_use import ContainerUse
     from gpu_device_plugin.report.rules.node_view import GpuView, NodeView
@@ -46,45 +45,46 @@ class State:
         return said | ({"parameters": known} if known else {})
 
 
-def node_states(node: NodeView) -> list[State]:
-    """Return the states of a node itself, the worst first."""
+def node_states(node: NodeView, unplaced: int = 0) -> list[State]:
+    """Return the states of a node itself, the worst first; `unplaced` are its shares on GPUs that are not known."""
     gpus = node.candidate.gpus
     unknown = sum(number for offer in node.instances() for _, number in offer.unassigned_usage)
-    own = (
-        gpus.fault and State(5, "node-problem", Tone.BAD, gpus.fault),
-        not node.record.ready and State(6, "not-ready", Tone.BAD, "not ready", word="not ready"),
-        node.record.unschedulable and State(8, "cordoned", Tone.WARNING, "cordoned", word="cordoned"),
-        (amount := node.unplaced)
-        and State(14, "gpus-unknown", Tone.PLAIN, f"{node.amount(amount)} on GPUs not known yet", {"shares": amount}),
-        unknown and State(14, "instances-unknown", Tone.PLAIN, f"{unknown} on instances not known yet", {"n": unknown}),
-    )
-    return _ranked(own, (feature.node_states(node) for feature in node.features))
+    found = [State(5, "node-problem", Tone.BAD, gpus.fault)] if gpus.fault else []
+    if not node.record.ready:
+        found.append(State(6, "not-ready", Tone.BAD, "not ready", word="not ready"))
+    if node.record.unschedulable:
+        found.append(State(8, "cordoned", Tone.WARNING, "cordoned", word="cordoned"))
+    if unplaced:
+        text = f"{node.amount(unplaced)} on GPUs not known yet"
+        found.append(State(14, "gpus-unknown", Tone.PLAIN, text, {"shares": unplaced}))
+    if unknown:
+        text = f"{unknown} on instances not known yet"
+        found.append(State(14, "instances-unknown", Tone.PLAIN, text, {"n": unknown}))
+    for feature in node.features:
+        found += feature.node_states(node)
+    return _ranked(found)
 
 
 def gpu_states(node: NodeView, view: GpuView) -> list[State]:
     """Return the states of a GPU itself, the worst first."""
     ill, cordon = view.gpu.unhealthy, view.gpu.cordon
-    own = (
-        ill and State(3, "unhealthy", Tone.BAD, f"unhealthy: {ill}", {"why": ill}, word=f"unhealthy: {ill}"),
-        cordon is not None
-        and State(
-            8,
-            "cordoned",
-            Tone.WARNING,
-            str(cordon),
-            {"by": cordon.by, "since": cordon.at, "why": cordon.why},
-            word=str(cordon),
-        ),
-    )
-    return _ranked(own, (feature.gpu_states(node, view) for feature in node.features))
+    found = [State(3, "unhealthy", Tone.BAD, why := f"unhealthy: {ill}", {"why": ill}, why)] if ill else []
+    if cordon is not None:
+        said = {"by": cordon.by, "since": cordon.at, "why": cordon.why}
+        found.append(State(8, "cordoned", Tone.WARNING, str(cordon), said, word=str(cordon)))
+    for feature in node.features:
+        found += feature.gpu_states(node, view)
+    return _ranked(found)
 
 
 def part_states(node: NodeView, parts: Sequence[ContainerUse], *, ending: bool = False) -> list[State]:
     """Return the states of a pod's part of a GPU by what its containers use there, the worst first."""
-    own = ending and State(15, "ending", Tone.PLAIN, "ending", word="ending")
-    return _ranked([own], (feature.part_states(node, parts) for feature in node.features if parts))
+    found = [State(15, "ending", Tone.PLAIN, "ending", word="ending")] if ending else []
+    if parts:
+        for feature in node.features:
+            found += feature.part_states(node, parts)
+    return _ranked(found)
 
 
-def _ranked(own: Iterable[State | object], theirs: Iterable[Iterable[State]]) -> list[State]:
-    found = [state for state in chain(own, *theirs) if isinstance(state, State)]
-    return sorted(found, key=attrgetter("rank")) if len(found) > 1 else found
+def _ranked(states: list[State]) -> list[State]:
+    return sorted(states, key=attrgetter("rank")) if len(states) > 1 else states

@@ -48,7 +48,7 @@ def told(states: list[State]) -> list[tuple[str, Tone, dict[str, Any]]]:
     ],
 )
 def test_the_states_of_nodes(node: NodeView, states: list[tuple[str, Tone, dict[str, Any]]]) -> None:
-    assert told(node_states(node)) == states
+    assert told(node_states(node, node.unplaced)) == states
 
 
 def test_a_node_that_serves_claims_says_so() -> None:
