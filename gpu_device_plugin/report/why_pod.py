@@ -14,8 +14,8 @@ from gpu_device_plugin.model.contract.keys import GPU_POLICY
 from gpu_device_plugin.report.rules.extension import Kept
 from gpu_device_plugin.report.rules.finding import note
 from gpu_device_plugin.report.rules.held_instances import asked_by_profile, asked_instances
-from gpu_device_plugin.report.rules.node_answers import NodeAnswer, answers, besides, describe, exclusions
-from gpu_device_plugin.report.rules.pod_causes import causes
+from gpu_device_plugin.report.rules.node_answers import NodeAnswer, answers, describe
+from gpu_device_plugin.report.rules.pod_causes import besides, causes, exclusions
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import SettingsError

@@ -15,14 +15,14 @@ from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules.columns import aligned
 from gpu_device_plugin.report.rules.extension import Kept
 from gpu_device_plugin.report.rules.finding import Finding, grouped, literal, note
-from gpu_device_plugin.report.rules.pod_causes import refusals, scheduler_says, scheduler_silent
+from gpu_device_plugin.report.rules.pod_causes import scheduler_says, scheduler_silent
 from gpu_device_plugin.report.rules.printing import counted, ranges, short_uuid, shortened
 from gpu_device_plugin.report.rules.printing import place as place_of
-from gpu_device_plugin.scheduler.rules.fitting import Clause, FilterFailure, Fit, cordoned, fit, gpu_policy_of
-from gpu_device_plugin.scheduler.rules.node_constraints import obstacles
+from gpu_device_plugin.scheduler.rules.filter_failure import Clause, FilterFailure, cordoned
+from gpu_device_plugin.scheduler.rules.fitting import Fit, fit, gpu_policy_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu
     from gpu_device_plugin.model.pods import Pod
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus
     from gpu_device_plugin.report.rules.finding import Parameter
     from gpu_device_plugin.report.rules.node_view import Ends, GpuView, NodeView
-    from gpu_device_plugin.scheduler.rules.node_constraints import Terms
     from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
     from gpu_device_plugin.scheduler.rules.usage import Usage
 
@@ -422,65 +421,3 @@ def what_makes_room(found: Sequence[NodeAnswer], may_see: Callable[[str], bool])
     if all(not isinstance(answer.found, Fit) and answer.found.unresolvable for answer in found):
         return note("nothing-makes-room", "Even if all pods of the nodes ended, none would have room.")
     return note("ending-makes-room", "Pods would have to end; see the node's GPUs.")
-
-
-_EXCLUSIONS: Mapping[str, str] = {
-    "cordoned": "it is cordoned",
-    "not-ready": "it is not ready",
-    "taint": "the pod does not tolerate its taint {taint}",
-    "label": "the pod requires the node label {label}",
-    "affinity": "the pod's node affinity requires {condition}",
-    "affinity-terms": "it matches none of the {terms} terms of the pod's node affinity",
-}
-
-
-def exclusions(node: NodeView, pod: Terms) -> Iterator[Finding]:
-    """Yield why kube-scheduler does not consider a node for a pod at all, as clauses about the node."""
-    for code, parameters in obstacles(node.record, pod):
-        yield note(code, _EXCLUSIONS[code], **parameters)
-
-
-def besides(node: NodeView, ask: GpuRequest, resources: Iterable[Resource]) -> tuple[Finding, ...]:
-    """Return further reasons against a node that kube-scheduler considers, as clauses about the node.
-
-    Compares only the GPU resources that its kubelet knows; neither CPU nor memory.
-    """
-    shares = any(part.demand.kind is Kind.MEMORY for part in ask.parts)
-    return (
-        *(why for resource in resources for why in _too_little(node, ask, resource)),
-        *(refusals(node.report) if shares else ()),
-    )
-
-
-def _too_little(node: NodeView, ask: GpuRequest, resource: Resource) -> Iterator[Finding]:
-    """Yield why the kubelet's amounts are too small for the pod, unless the GPUs show it."""
-    asked = sum(part.demand.amount for part in ask.parts if part.demand.kind is resource.kind)
-    if not asked or node.candidate.gpus.problem:
-        return
-    if resource.name not in node.record.capacity:
-        text = "its kubelet knows no {resource}: no agent has registered there since it started"
-        yield note("not-registered", text, resource=resource.name)
-        return
-    offered = node.record.allocatable.get(resource.name, 0)
-    memory = resource.kind is Kind.MEMORY
-    # The agent withholds a GPU that is in use as the other resource, as intended.
-    rooms = [
-        room
-        for room in node.candidate.rooms
-        if room.healthy and not (room.whole if memory else room.shared or room.card is not None)
-    ]
-    if not offered:
-        if rooms:
-            text = "its agent offers no {resource} at the moment; see the agent's log"
-            yield note("offers-none-now", text, resource=resource.name)
-        return
-    taken = sum(
-        usage.unplaced_shares + sum(shares for _, shares in usage.shares)
-        if memory
-        else usage.unplaced_gpus + len(usage.whole)
-        for usage in (pod.usage for pod in node.pods)
-    )
-    free = sum(room.free for room in rooms) if memory else sum(not room.whole for room in rooms)
-    if offered - taken < asked <= free:  # with less free the GPUs show the reason
-        text = "{taken} of {offered} allocatable {resource} are in use"
-        yield note("in-use", text, taken=taken, offered=offered, resource=resource.name)

@@ -15,6 +15,7 @@ from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.report.rules.extension import DEFAULT_SCHEDULER, SchedulingStatus
 from gpu_device_plugin.report.rules.finding import Finding, grouped, note, units
 from gpu_device_plugin.report.rules.held_instances import asked_instances
+from gpu_device_plugin.scheduler.rules.node_constraints import obstacles
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Impossible, ask
 from gpu_device_plugin.scheduler.rules.usage import usage_of
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.rules.extension import ReportFeature
     from gpu_device_plugin.report.rules.node_view import NodeView
+    from gpu_device_plugin.scheduler.rules.node_constraints import Terms
 
 SCHEDULER = "gpushare-scheduler"
 """The name of the scheduler deployed with the extender."""
@@ -273,3 +275,67 @@ def out_of_service(gpu: ListedGpu) -> Finding:
     """Return the end of a sentence about a GPU or an instance that is out of service; empty if it is not."""
     text = ", which is out of service: {why}" if gpu.unhealthy else ""
     return note("out-of-service", text, why=gpu.unhealthy)
+
+
+# --- Nodes that are kept from a pod -----------------------------------------------------------------------------------
+
+_EXCLUSIONS: Mapping[str, str] = {
+    "cordoned": "it is cordoned",
+    "not-ready": "it is not ready",
+    "taint": "the pod does not tolerate its taint {taint}",
+    "label": "the pod requires the node label {label}",
+    "affinity": "the pod's node affinity requires {condition}",
+    "affinity-terms": "it matches none of the {terms} terms of the pod's node affinity",
+}
+
+
+def exclusions(node: NodeView, pod: Terms) -> Iterator[Finding]:
+    """Yield why kube-scheduler does not consider a node for a pod at all, as clauses about the node."""
+    for code, parameters in obstacles(node.record, pod):
+        yield note(code, _EXCLUSIONS[code], **parameters)
+
+
+def besides(node: NodeView, ask: GpuRequest, resources: Iterable[Resource]) -> tuple[Finding, ...]:
+    """Return further reasons against a node that kube-scheduler considers, as clauses about the node.
+
+    Compares only the GPU resources that its kubelet knows; neither CPU nor memory.
+    """
+    shares = any(part.demand.kind is Kind.MEMORY for part in ask.parts)
+    return (
+        *(why for resource in resources for why in _too_little(node, ask, resource)),
+        *(refusals(node.report) if shares else ()),
+    )
+
+
+def _too_little(node: NodeView, ask: GpuRequest, resource: Resource) -> Iterator[Finding]:
+    """Yield why the kubelet's amounts are too small for the pod, unless the GPUs show it."""
+    asked = sum(part.demand.amount for part in ask.parts if part.demand.kind is resource.kind)
+    if not asked or node.candidate.gpus.problem:
+        return
+    if resource.name not in node.record.capacity:
+        text = "its kubelet knows no {resource}: no agent has registered there since it started"
+        yield note("not-registered", text, resource=resource.name)
+        return
+    offered = node.record.allocatable.get(resource.name, 0)
+    memory = resource.kind is Kind.MEMORY
+    # The agent withholds a GPU that is in use as the other resource, as intended.
+    rooms = [
+        room
+        for room in node.candidate.rooms
+        if room.healthy and not (room.whole if memory else room.shared or room.card is not None)
+    ]
+    if not offered:
+        if rooms:
+            text = "its agent offers no {resource} at the moment; see the agent's log"
+            yield note("offers-none-now", text, resource=resource.name)
+        return
+    taken = sum(
+        usage.unplaced_shares + sum(shares for _, shares in usage.shares)
+        if memory
+        else usage.unplaced_gpus + len(usage.whole)
+        for usage in (pod.usage for pod in node.pods)
+    )
+    free = sum(room.free for room in rooms) if memory else sum(not room.whole for room in rooms)
+    if offered - taken < asked <= free:  # with less free the GPUs show the reason
+        text = "{taken} of {offered} allocatable {resource} are in use"
+        yield note("in-use", text, taken=taken, offered=offered, resource=resource.name)

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.cordons import Cordon
-from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.placing import FIT, POLICIES, Placement, Unplaceable, fits_kind, place, preference
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Kind
 from gpu_device_plugin.scheduler.rules.candidate import Summary, summary
+from gpu_device_plugin.scheduler.rules.filter_failure import (
+    NO_GPU,
+    NO_WHOLE,
+    NONE_ALLOWED,
+    NOT_ALL,
+    ONE_CONTAINER,
+    ONE_EACH,
+    SHARES_NONE,
+    TOGETHER,
+    WHOLE_INSTANCES,
+    FilterFailure,
+    among,
+    cordoned,
+    hardware_of,
+    memory_of,
+    resolvable,
+    too_small,
+    unresolvable,
+)
 from gpu_device_plugin.scheduler.rules.packing import MOST_STEPS, Packer, Packing, frees_of, groups, order
 
 if TYPE_CHECKING:
@@ -34,66 +51,6 @@ class Fit:
 
     placements: tuple[Placement, ...]
     """One for each part of its demand, in their order; none where kube-scheduler chooses the GPUs (`by_claims`)."""
-
-
-@dataclass(frozen=True)
-class Clause:
-    """Words for people, made from a code and parameters, which may be clauses again."""
-
-    code: str
-    text: str = field(compare=False)
-    """The words, with the parameters in braces; the same for each code."""
-    parameters: tuple[tuple[str, str | int | Clause], ...] = ()
-
-    @cached_property
-    def sentence(self) -> str:
-        """The words."""
-        return self.text.format_map(dict(self.parameters))
-
-    def __str__(self) -> str:
-        """Return the words."""
-        return self.sentence
-
-
-@dataclass(frozen=True)
-class FilterFailure(Clause):
-    """Why a pod does not fit on a node.
-
-    Its sentence completes "on this node ...". It is the same on many nodes where possible: kube-scheduler counts equal
-    reasons. It is written only once it is asked for, as thousands of nodes are compared by their reasons.
-    """
-
-    unresolvable: bool = False
-    """Even if all pods of this node ended, there would be no room; kube-scheduler then looks for no victims here."""
-
-
-def _resolvable(code: str, text: str, /, **parameters: str | int | Clause) -> FilterFailure:
-    return FilterFailure(code, text, tuple(parameters.items()))
-
-
-def _unresolvable(code: str, text: str, /, **parameters: str | int | Clause) -> FilterFailure:
-    return FilterFailure(code, text, tuple(parameters.items()), unresolvable=True)
-
-
-TOGETHER = _unresolvable("not-together", "its GPUs have no room for all containers of the pod together")
-_NONE_ALLOWED = _unresolvable("none-allowed", "the pod's annotations allow none of its GPUs")
-_WHOLE_INSTANCES = _unresolvable(
-    "instances-whole", "its MIG instances are given whole, by the resources of their profiles, and it shares no GPU"
-)
-_SHARES_NONE = _unresolvable("shares-no-gpu", "it shares no GPU")
-_NO_GPU = _unresolvable("instances-only", "it has MIG instances only, none of its GPUs is whole")
-_ONE_EACH = _unresolvable("one-instance-each", "it has MIG instances only, and no container can use several of them")
-_NOT_ALL = _unresolvable(
-    "claims-may-choose-any",
-    "kube-scheduler gives out its GPUs by ResourceClaims (DRA) and may choose any, and the pod's annotations do not "
-    "allow all of them",
-)
-_NO_WHOLE = _unresolvable("gives-no-whole-gpu", "its device plugin does not allocate whole GPUs")
-_ONE_CONTAINER = _unresolvable(
-    "gives-one-container", "its device plugin serves only pods with one container that takes memory of one GPU"
-)
-_GPU, _INSTANCE = Clause("a-gpu", "GPU"), Clause("an-instance", "MIG instance")
-_EITHER = Clause("gpu-or-instance", "GPU or MIG instance")
 
 
 def unfit(ask: GpuRequest, node: Candidate, packer: Packer | None = None) -> FilterFailure | None:
@@ -165,12 +122,6 @@ def _but_for_cordons(found: FilterFailure, ask: GpuRequest, node: Candidate) -> 
     return FilterFailure("gpu-cordoned", "GPU {gpu} is {cordon}", parameters, found.unresolvable)
 
 
-def cordoned(cordon: Cordon) -> Clause:
-    """Return a cordon as a clause about its GPU."""
-    parameters = ("by", cordon.by), ("at", cordon.at), ("why", cordon.why)
-    return Clause("cordoned-by", str(cordon).replace("{", "{{").replace("}", "}}"), parameters)
-
-
 def after(node: Candidate, found: Fit, amounts: Amounts = NO_AMOUNTS) -> Candidate:
     """Return a node once a pod has its place there, and requests `amounts` of its CPU and memory."""
     rooms = node.rooms
@@ -200,7 +151,7 @@ def _unfit_by_claims(ask: GpuRequest, node: Candidate) -> FilterFailure | None:
     rooms = sum(room.card is None for room in allowed(ask, node))
     if rooms == every:
         return None
-    return _NOT_ALL if rooms else _NONE_ALLOWED
+    return NOT_ALL if rooms else NONE_ALLOWED
 
 
 def gpu_policy_of(ask: GpuRequest, node: Candidate, policy: str) -> str:
@@ -231,7 +182,7 @@ def _packed(
         instances = tuple(room.total for room in rooms if room.healthy and room.card is not None)
         emptied = packer(sizes, sizes, instances)
     if why is None or emptied.taken is None:
-        return replace(_among(TOGETHER, node, rooms), unresolvable=emptied.taken is None)
+        return replace(among(TOGETHER, node, rooms), unresolvable=emptied.taken is None)
     return why
 
 
@@ -255,16 +206,16 @@ def reason_of_one(node: Candidate) -> tuple[object, ...] | None:
 def unfit_by_kind(ask: GpuRequest, node: Candidate) -> FilterFailure | None:
     """Return why a pod fits on no node of this kind, whatever the models and free room of its GPUs; None if it may."""
     if node.gpus.problem:
-        return _unresolvable("gpus-problem", "{problem}", problem=node.gpus.problem)
+        return unresolvable("gpus-problem", "{problem}", problem=node.gpus.problem)
     if not node.rooms:
-        return _WHOLE_INSTANCES if node.gpus.instances else _SHARES_NONE
+        return WHOLE_INSTANCES if node.gpus.instances else SHARES_NONE
     if not node.gpus.divided:
         return None
     if any(part.demand.kind is Kind.COUNT for part in ask.parts):
-        return _NO_WHOLE
+        return NO_WHOLE
     # It finds the pod by the sum of its limits and the GPU by `IDX`. On a node with one GPU it needs neither.
     if len(node.rooms) > 1 and (len(ask.parts) > 1 or ask.parts[0].demand.gpus > 1):
-        return _ONE_CONTAINER
+        return ONE_CONTAINER
     return None
 
 
@@ -300,13 +251,6 @@ def _named(preferences: GpuSelector, gpus: NodeGpus) -> bool:
     )
 
 
-def _among(why: FilterFailure, node: Candidate, rooms: Sequence[Room]) -> FilterFailure:
-    if len(rooms) == len(node.rooms):
-        return why
-    text = "{why}, among the GPUs that the pod's annotations allow"
-    return FilterFailure("among-allowed", text, (("why", why),), why.unresolvable)
-
-
 def _alone(
     demands: Iterable[Demand], node: Candidate, rooms: Sequence[Room], numbers: Summary, *, resolvable: bool = False
 ) -> FilterFailure:
@@ -315,12 +259,12 @@ def _alone(
     `resolvable` says that each is known to fit alone once no other pod is left.
     """
     if not rooms:
-        return _NONE_ALLOWED
+        return NONE_ALLOWED
     answers = (why for demand in demands if (why := _too_large(demand, node, numbers)) is not None)
     first = next(answers)
     if not first.unresolvable and not resolvable:
         first = next((why for why in answers if why.unresolvable), first)
-    return _among(first, node, rooms)
+    return among(first, node, rooms)
 
 
 def _too_large(demand: Demand, node: Candidate, numbers: Summary) -> FilterFailure | None:
@@ -328,24 +272,17 @@ def _too_large(demand: Demand, node: Candidate, numbers: Summary) -> FilterFailu
     if demand.kind is Kind.COUNT or demand.gpus > 1:
         numbers = numbers.gpus
         if not numbers.sizes and not numbers.failed:
-            return _NO_GPU if demand.kind is Kind.COUNT else _ONE_EACH
+            return NO_GPU if demand.kind is Kind.COUNT else ONE_EACH
     if not numbers.sizes:
-        return _unresolvable("none-healthy", "no {hardware} is healthy", hardware=_hardware(numbers))
+        return unresolvable("none-healthy", "no {hardware} is healthy", hardware=hardware_of(numbers))
     if demand.kind is Kind.MEMORY:
         return _too_much(demand, node, numbers)
     if len(numbers.sizes) < demand.amount:
-        return _unresolvable("too-few-healthy", "fewer than {wanted} GPUs are healthy", wanted=demand.amount)
+        return unresolvable("too-few-healthy", "fewer than {wanted} GPUs are healthy", wanted=demand.amount)
     if len(numbers.unused) >= demand.amount:
         return None
     text = "no GPU is unused" if demand.amount == 1 else "fewer than {wanted} GPUs are unused"
-    return _resolvable("too-few-unused", text, wanted=demand.amount)
-
-
-def _hardware(numbers: Summary) -> Clause:
-    """Return what `numbers` summarize."""
-    if numbers.of_gpus is None:
-        return _GPU
-    return _EITHER if numbers.gpus.sizes or numbers.gpus.failed else _INSTANCE
+    return resolvable("too-few-unused", text, wanted=demand.amount)
 
 
 def _too_much(demand: Demand, node: Candidate, numbers: Summary) -> FilterFailure | None:
@@ -353,43 +290,17 @@ def _too_much(demand: Demand, node: Candidate, numbers: Summary) -> FilterFailur
     if last < len(numbers.frees) and numbers.frees[last] >= each:
         return None
     if last >= len(numbers.sizes) or numbers.sizes[last] < each:
-        return _too_small(demand.gpus, each, node, numbers)
-    hardware, amount = _hardware(numbers), _memory(each, node)
+        return too_small(demand.gpus, each, node, numbers)
+    hardware, amount = hardware_of(numbers), memory_of(each, node)
     if not numbers.frees:
-        return _resolvable("all-whole", "every {hardware} is in whole use", hardware=hardware)
+        return resolvable("all-whole", "every {hardware} is in whole use", hardware=hardware)
     if demand.gpus == 1:
-        return _resolvable("none-free", "no {hardware} has {amount} free", hardware=hardware, amount=amount)
+        # On thousands of nodes for one pod, so without what names of parameters cost.
+        return FilterFailure(
+            "none-free", "no {hardware} has {amount} free", (("hardware", hardware), ("amount", amount))
+        )
     text = "fewer than {wanted} {hardware}s have {amount} free"
-    return _resolvable("too-few-free", text, wanted=demand.gpus, hardware=hardware, amount=amount)
-
-
-def _too_small(wanted: int, each: int, node: Candidate, numbers: Summary) -> FilterFailure:
-    """Say that too few GPUs have `each` shares, and whether GPUs out of service are the reason."""
-    large = sum(size >= each for size in numbers.failed)
-    if wanted > 1:
-        in_service = sum(size >= each for size in numbers.sizes)
-        if in_service + large >= wanted:
-            code, text = "too-few-large-in-service", "fewer than {wanted} GPUs in service have {amount} in all"
-        else:
-            code, text = "too-few-large", "fewer than {wanted} GPUs have {amount} in all"
-        return _unresolvable(code, text, wanted=wanted, amount=_memory(each, node))
-    hardware, largest = _hardware(numbers), _memory(numbers.sizes[0], node)
-    if not large:
-        text = "the largest {hardware} has {amount} in all"
-        return _unresolvable("largest-too-small", text, hardware=hardware, amount=largest)
-    return _unresolvable(
-        "large-out-of-service",
-        "the largest {hardware} in service has {amount} in all, and one of {more} is out of service",
-        hardware=hardware,
-        amount=largest,
-        more=_memory(numbers.failed[0], node),
-    )
-
-
-def _memory(shares: int, node: Candidate) -> str | Clause:
-    if node.gpus.share_mib is None:
-        return Clause("gpu-mem", "a gpu-mem of {shares}", (("shares", shares),))
-    return format_mib(shares * node.gpus.share_mib)
+    return resolvable("too-few-free", text, wanted=demand.gpus, hardware=hardware, amount=amount)
 
 
 # --- Of GPUs that are alike -------------------------------------------------------------------------------------------

@@ -40,7 +40,11 @@ PACKAGE = Path(gpu_device_plugin.__file__).parent
 CHINESE: dict[str, str] = json.loads((PACKAGE / "programs/web/page/zh.json").read_text(encoding="utf-8"))["messages"]
 FEATURES = ("capacity", "claims", "conflicts", "elastic", "mig", "over_use", "use")
 SOURCES = (
-    *(PACKAGE / "scheduler/rules/fitting.py", PACKAGE / "scheduler/rules/node_constraints.py"),
+    *(
+        PACKAGE / "scheduler/rules/fitting.py",
+        PACKAGE / "scheduler/rules/filter_failure.py",
+        PACKAGE / "scheduler/rules/node_constraints.py",
+    ),
     *(PACKAGE / "report/why_pod.py", *(PACKAGE / "report/rules").glob("*.py")),
     *(PACKAGE / f"features/{each}/report.py" for each in FEATURES),
     *(PACKAGE / "programs/web").glob("*.py"),
@@ -107,11 +111,13 @@ def calls() -> Iterator[tuple[str, set[str] | None]]:
         for call in ast.walk(ast.parse(kernel_of(path))):
             match call:
                 case ast.Call(
-                    func=ast.Name("note" | "Clause" | "Unknown" | "_cause" | "_resolvable" | "_unresolvable"),
+                    func=ast.Name(
+                        "note" | "Clause" | "Unknown" | "_cause" | "resolvable" | "unresolvable" | "FilterFailure"
+                    ),
                     args=[ast.Constant(str(code)), *_],
                 ):
                     names = {each.arg for each in call.keywords}
-                    whole = None in names or call.func.id in {"Clause", "_cause"}  # type: ignore[attr-defined]
+                    whole = None in names or call.func.id in {"Clause", "FilterFailure"}  # type: ignore[attr-defined]
                     yield code, None if whole else {str(each) for each in names}
 
 

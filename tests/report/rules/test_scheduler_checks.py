@@ -9,7 +9,7 @@ import pytest
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Taint
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.report.rules.node_answers import besides, exclusions
+from gpu_device_plugin.report.rules.pod_causes import besides, exclusions
 from gpu_device_plugin.scheduler.rules.node_constraints import (
     CORDON,
     NO_TERMS,

@@ -15,15 +15,8 @@ from gpu_device_plugin.model.gpus import Closeness, Links
 from gpu_device_plugin.model.placing import POLICIES, Demand
 from gpu_device_plugin.model.resources import Amounts, Kind
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, by_division, candidate, summary
-from gpu_device_plugin.scheduler.rules.fitting import (
-    FilterFailure,
-    Fit,
-    after,
-    fit,
-    reason_of_one,
-    room_decides,
-    unfit,
-)
+from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
+from gpu_device_plugin.scheduler.rules.fitting import Fit, after, fit, reason_of_one, room_decides, unfit
 from gpu_device_plugin.scheduler.rules.packing import Packer, Packing, groups
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from gpu_device_plugin.scheduler.rules.usage import Usage
