@@ -9,6 +9,7 @@ from gpu_device_plugin.features.claims.report import ClaimsReport
 from gpu_device_plugin.features.conflicts.report import ConflictsReport
 from gpu_device_plugin.features.elastic.report import ElasticReport
 from gpu_device_plugin.features.idle.settings import IdleActionSettings
+from gpu_device_plugin.features.limits.report import LimitsReport
 from gpu_device_plugin.features.mig.report import MigReport
 from gpu_device_plugin.features.over_use.report import OverUseReport
 from gpu_device_plugin.features.preemption.report import PreemptionReport
@@ -25,6 +26,7 @@ REPORT_FEATURES: tuple[ReportFeature, ...] = (
     ElasticReport(),
     OverUseReport(),
     UseReport(),
+    LimitsReport(),
     PreemptionReport(),
 )
 

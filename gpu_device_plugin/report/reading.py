@@ -79,9 +79,11 @@ async def cluster_of(
     resources: Sequence[Resource],
     access: Access,
     namespace: str = "",
+    *,
+    features: Sequence[ReportFeature] = (),
 ) -> FollowedCluster:
     """Return the cluster with its claims, of one namespace or all, and warn of objects that cannot be read."""
-    found, warnings = cluster(raw_nodes, raw_pods, resources)
+    found, warnings = cluster(raw_nodes, raw_pods, resources, features)
     for warning in (*warnings, *await add_claims(found, access, namespace)):
         say(sys.stderr, f"warning: {warning}")
     return found

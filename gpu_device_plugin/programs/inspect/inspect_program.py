@@ -163,7 +163,7 @@ async def _top(
             raw_pods = await access.items(PODS, NOT_ENDED)
         if arguments.node and not raw_nodes:
             raise ClusterUnreadableError(f'nodes "{arguments.node}" not found')
-        found, warnings = cluster(raw_nodes, raw_pods, resources)
+        found, warnings = cluster(raw_nodes, raw_pods, resources, REPORT_FEATURES)
         warnings += await add_claims(found, access)
         at, notes = time.strftime("%H:%M:%S"), warnings[:3]
         sort, namespace = arguments.sort_by or "name", arguments.namespace or ""

@@ -10,6 +10,7 @@ import msgspec
 
 from gpu_device_plugin.commandline import OK, say, width
 from gpu_device_plugin.features.claims.report import claims_waiting, rows_claimed
+from gpu_device_plugin.features.report_features import REPORT_FEATURES
 from gpu_device_plugin.features.use.report import at_a_glance
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
@@ -82,11 +83,8 @@ async def overview(arguments: argparse.Namespace, access: Access, resources: Seq
         if arguments.output not in {"summary", "details", "gpushare"}:
             raise ClusterUnreadableError(f"{lacking}, and GPUs would seem freer than they are; {GRANT}") from error
         raw_pods = await access.items(PODS, placed, namespace=namespace)
-        say(
-            sys.stderr,
-            f"warning: {lacking}: only pods of {namespace} are counted, so GPU usage may be under-reported ({_VIEWER})",
-        )
-    nodes = (await cluster_of(raw_nodes, raw_pods, resources, access)).views
+        say(sys.stderr, f"warning: {lacking}: only pods of {namespace} are counted, so GPUs may be fuller ({_VIEWER})")
+    nodes = (await cluster_of(raw_nodes, raw_pods, resources, access, features=REPORT_FEATURES)).views
     if not nodes:
         doctor = "No node shares GPUs; run kubectl inspect gpushare doctor to see why."
         chosen = f"No node with the labels {arguments.selector} shares GPUs." if arguments.selector else doctor
@@ -125,7 +123,7 @@ async def _pods_of(namespace: str, access: Access, resources: Sequence[Resource]
         waiting = rows_waiting(cluster((), raw_pods, resources)[0].waiting_pods, resources)
         rows = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims or ()), *waiting]
         return _table_of(rows, namespace), OK
-    found = await cluster_of(raw_nodes, raw_pods, resources, access, namespace)
+    found = await cluster_of(raw_nodes, raw_pods, resources, access, namespace, features=REPORT_FEATURES)
     waiting = [*rows_waiting(found.waiting_pods, resources), *claims_waiting(found.claims_of())]
     return _table_of([*pod_rows(found.views, namespace), *waiting], namespace), OK
 
