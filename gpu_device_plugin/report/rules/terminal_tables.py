@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.scheduler.rules.usage import Usage
 
 _NOTHING = "-"
-_OF_GPUS = Layout(
+OF_GPUS = Layout(
     ("NODE", "GPU", "MODEL", "GIVEN", "USED", "FREE", "LIMITS", "STATE"),
     right=frozenset({"USED", "FREE"}),
     shrink={"STATE": 9, "MODEL": 8, "NODE": 8},
@@ -47,7 +47,7 @@ def folded_rows(nodes: Iterable[NodeView], width: int) -> list[Line]:
     return table(OF_GPUS, [row for node in nodes for row in gpu_rows(node)], width)
 
 
-def _rows(node: NodeView) -> Iterable[Row]:
+def gpu_rows(node: NodeView) -> Iterable[Row]:
     states = [each for each in node_states(node) if each.word]
     if node.candidate.gpus.fault:
         yield Row((node.name, *(_NOTHING,) * 6, node.candidate.gpus.fault), Tone.BAD)
