@@ -9,8 +9,10 @@ import asyncio
 import os
 import re
 import signal
+import sys
 from dataclasses import replace
 from functools import partial
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.segment import Segment
@@ -79,6 +81,10 @@ async def draw(picture: Picture, again: Again, why: Why, *, interval_s: float, e
     """
     if not environ.get("NO_COLOR"):
         os.environ.pop("NO_COLOR", None)  # Textual takes an empty one for a wish
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)  # they do not change with the terminal
+    if isinstance(sys.__stderr__, TextIOWrapper):  # which Textual draws on; six characters for one would break lines
+        sys.__stderr__.reconfigure(errors="replace")
     app, loop = Top(picture, again, why, interval_s), asyncio.get_running_loop()
     # A signal that is ignored stays so: nohup ignores SIGHUP.
     taken = [each for each in _CODES if signal.getsignal(each) != signal.SIG_IGN]
