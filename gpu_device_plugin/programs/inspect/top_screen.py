@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     """Explains a pod, ``namespace/name``."""
 
 _NARROWEST = 40
+_LOOK_S = 1.0
+"""How often it is looked whether the terminal is there."""
 _STYLES: Mapping[Tone, Style] = {
     Tone.PLAIN: Style(),
     Tone.HEADING: Style(bold=True),
@@ -90,9 +92,18 @@ async def draw(picture: Picture, again: Again, why: Why, *, interval_s: float, e
     taken = [each for each in _CODES if signal.getsignal(each) != signal.SIG_IGN]
     for number in taken:
         loop.add_signal_handler(number, partial(app.exit, return_code=_CODES[number]))
+
+    async def until_it_is_gone() -> None:
+        """End it with its terminal, also where SIGHUP is ignored: Textual would go on."""
+        while sys.stdin.isatty():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(_LOOK_S)
+        app.exit()
+
+    watching = asyncio.create_task(until_it_is_gone())
     try:
         await app.run_async()
     finally:
+        watching.cancel()
         for number in taken:
             loop.remove_signal_handler(number)
     return app.return_code or 0

@@ -93,6 +93,11 @@ class Terminal:
             pass
         return self.process.returncode
 
+    def hang_up(self) -> None:
+        """Take the terminal away, as when its window is closed."""
+        os.close(self._master)
+        self._master = os.open(os.devnull, os.O_RDONLY)
+
     def attributes(self) -> list[Any]:
         return termios.tcgetattr(self._slave)
 
@@ -354,6 +359,14 @@ def test_top_goes_on_after_a_hangup_under_nohup(world: World) -> None:
         shown.until("default/later")
         shown.press("q")
         assert shown.end() == 0
+
+
+def test_top_ends_with_its_terminal_where_hangups_are_ignored(world: World) -> None:
+    world.has(node("gpu-1", gpu(0)))
+    with terminal(world, "top", "--interval", "0.5", command=NOHUP) as shown:
+        shown.until("gpu-1")
+        shown.hang_up()
+        assert shown.process.wait(stretched(20)) in {0, 1}  # nobody reads how it ended
 
 
 def test_top_stops_and_goes_on(world: World) -> None:
