@@ -225,7 +225,8 @@ def _kinds(found: Iterable[NodeAnswer]) -> list[tuple[Finding, int]]:
 
 def _blurred(said: Finding) -> Finding:
     """Return a finding without its numbers."""
-    return replace(said, parameters={name: _without_numbers(each) for name, each in said.parameters.items()})
+    parameters = {name: _without_numbers(each) for name, each in said.parameters.items()}
+    return replace(said, text=_NUMBER.sub("…", said.text), parameters=parameters)
 
 
 def _without_numbers(value: Parameter) -> Parameter:
@@ -278,11 +279,9 @@ def _gpus(answer: NodeAnswer) -> list[Finding]:
         model, free, total, said = _gpu_facts(answer, view)
         held = []
         for each in view.held:
-            code, text = (
-                ("held-ending", "{pod} ({amount}, being deleted)")
-                if each.pod.terminating
-                else ("held", "{pod} ({amount})")
-            )
+            code, text = "held", "{pod} ({amount})"
+            if each.pod.terminating:
+                code, text = "held-ending", "{pod} ({amount}, being deleted)"
             amount = note("whole-gpu", "whole") if each.whole else answer.node.amount(each.shares)
             held.append(note(code, text, pod=str(each.pod), amount=amount))
         holders = note("holders", "{pods:+, }", pods=tuple(held)) if held else "-"

@@ -146,3 +146,22 @@ def test_a_demand_is_told_as_it_is_written() -> None:
     assert asked_amounts(wanting(5), RESOURCES) == (f"{MEM}: 5",)
     assert asked_amounts(wanting(5, 1), RESOURCES) == (f"{MEM}: 5", f"{COUNT}: 1")
     assert asked_amounts(Pod("u", "n", "w"), RESOURCES) == ()
+
+
+def test_reasons_that_differ_in_numbers_alone_are_one_also_beside_others() -> None:
+    nodes = [node_view("a", (4,)), node_view("b", (6,))]
+    assert told(why_waits, STATUS, (), found(8, nodes, {"a": TAINTED, "b": TAINTED})) == (
+        "None of 2 nodes takes it: it has the taint gpu:NoSchedule; the largest GPU has … GiB in all (2)."
+    )
+
+
+def test_of_many_reasons_the_most_frequent_are_told() -> None:
+    nodes = [node_view(name, (4,)) for name in "aabcd"]
+    kept = {
+        name: Kept(excluded=(note("label", "the pod requires the node label {label}", label=name),)) for name in "abcd"
+    }
+    said = told(why_waits, STATUS, (), found(8, nodes, kept))
+    assert said.startswith(
+        "None of 5 nodes takes it: the pod requires the node label a; the largest GPU has 4 GiB in all (2); "
+    )
+    assert said.endswith("; other reasons (1).")

@@ -224,3 +224,17 @@ def test_names_that_look_like_blanks_stay_as_they_are() -> None:
     for each in (waits, room, *(line for line in explain(answer, 1) if line.code in {"of-node", "gpu-row"})):
         assert HOSTILE in str(each)
         assert HOSTILE in said(each.message())
+
+
+def test_what_a_reader_may_not_see_is_not_in_the_parameters_either() -> None:
+    crowd = answers(
+        [(node_view("n0", (16,), *(pod_on(f"p{n}", {0: 2}) for n in range(8))), found(16, 16)[0].ask, Kept())],
+        "binpack",
+        1,
+    )
+    for each in (found(12, 16), crowd):
+        hidden, shown = what_makes_room(each, lambda _: False), what_makes_room(each, lambda _: True)
+        assert hidden is not None
+        assert shown is not None
+        assert "default/" not in json.dumps(hidden.message())
+        assert "default/p0" in json.dumps(shown.message())
