@@ -27,15 +27,27 @@ from gpu_device_plugin.kubernetes.objects.requests import LONGEST_NAME, LONGEST_
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gpu_device_plugin.kubernetes.kubectl import Access
+
 GROUP = "resource.k8s.io"
 CLAIMS = ObjectKind(RESOURCE_CLAIMS, group=GROUP)
 SLICES = ObjectKind("resourceslices", group=GROUP)
+_CLASSES = ObjectKind("deviceclasses", group=GROUP)
 
 _MIB = 1 << 20
 
 
 class _Shape(msgspec.Struct, rename="camel", gc=False):
     pass
+
+
+class _ClassSpec(_Shape):
+    extended_resource_name: str | None = None
+
+
+class _DeviceClass(_Shape):
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: _ClassSpec = msgspec.field(default_factory=_ClassSpec)
 
 
 class _Capacity(_Shape):
@@ -240,3 +252,22 @@ def readable_claims(raw_claims: Iterable[msgspec.Raw]) -> tuple[list[Claim], lis
 def unseen(why: str) -> str:
     """Return what is missing without claims, as a sentence without its full stop."""
     return f"ResourceClaims are not shown, so GPUs may be fuller than they seem: {why}"
+
+
+async def every_claim(access: Access, *_: object) -> tuple[Claim, ...]:
+    """Return all claims that can be read. Raises ApiError."""
+    return tuple(readable_claims(await access.items(CLAIMS))[0])
+
+
+async def our_slices(access: Access, *_: object) -> tuple[Present, ...]:
+    """Return the slices of our driver. Raises ApiError, and UnreadableObjectError."""
+    return tuple(map(read_slice, await access.items(SLICES, [f"spec.driver={DRIVER}"])))
+
+
+async def extended_resources(access: Access, *_: object) -> dict[str, str]:
+    """Return the extended resource of each DeviceClass by the name of the class, empty: none.
+
+    Raises ApiError, and UnreadableObjectError.
+    """
+    found = await access.every(_CLASSES, _DeviceClass)
+    return {each.metadata.name: each.spec.extended_resource_name or "" for each in found}

@@ -12,11 +12,13 @@ from gpu_device_plugin.features.limits.rules.enforcement import (
     lacks,
     wanted_enforcement,
 )
+from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.features.use.report import DETAILS, details, does_not_hold
 from gpu_device_plugin.model.contract.keys import SET_LIMITS_LABEL
 from gpu_device_plugin.model.contract.node_use import not_held
 from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus, summary
+from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.node.rules.node_config import ignored_labels
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, grouped, note, ok, warning
 from gpu_device_plugin.report.rules.pod_causes import refusals
@@ -26,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from gpu_device_plugin.features.limits.settings import LimitSettings
     from gpu_device_plugin.model.gpus import Gpu, Inventory
     from gpu_device_plugin.report.rules.node_view import ExaminedNode
+    from gpu_device_plugin.settings.node import NodeSettings
 
 _GUIDE = "docs/guide.md says what each enforcement needs (How a memory limit is enforced)"
 _LIMITING_TOOLKIT = (1, 20, 1)
@@ -126,6 +128,37 @@ def _by_the_driver(version: str, toolkit: str | Unknown) -> Finding:
         return note("toolkit-too-old", text, advice, version=version, toolkit=toolkit or "none")
     text = "cgroup: driver {version} and nvidia-container-toolkit {toolkit} hold containers to their memory"
     return ok("limits", text, version=version, toolkit=toolkit)
+
+
+def limits_on_node(  # noqa: PLR0917 - what a check reads
+    settings: NodeSettings,
+    labels: Mapping[str, str],
+    inventory: Inventory,
+    given: Sequence[Gpu],
+    mode: MigMode,
+    mps: Callable[[Gpu], str],
+    toolkit: str | Unknown,
+    driver_problem: str,
+    extra_grant_problem: str,
+    invented: bool,  # noqa: FBT001 - as above
+    with_driver_limits: tuple[str, ...],
+) -> Iterator[Finding]:
+    """Check the limits of a node, as far as its settings can be used and a driver answers; see `limits_here`."""
+    if extra_grant_problem:
+        text = "the agent does not start: {problem}"
+        yield error("extra-grant-unusable", text, "correct it, or empty extra_grant", problem=extra_grant_problem)
+        return
+    if invented:
+        yield ok("invented", "invented GPUs have none")
+        return
+    if driver_problem:
+        yield Unknown("no-driver", "advisory as long as no driver answers")
+        return
+    gpus, whole = dict(enumerate(given)), mode is MigMode.WHOLE
+    instances = {position for position, gpu in gpus.items() if whole and gpu.instance is not None}
+    own = settings.of(LimitSettings)
+    yield from limits_here(own, labels, inventory, gpus, instances=instances, mps=mps, toolkit=toolkit)
+    yield from left_from_before(inventory, with_driver_limits, toolkit)
 
 
 def left_from_before(inventory: Inventory, containers: tuple[str, ...], toolkit: str | Unknown) -> Iterator[Finding]:

@@ -15,7 +15,6 @@ import msgspec
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS
 from gpu_device_plugin.features.history.rules.slowness import everyone
-from gpu_device_plugin.features.report_features import REPORT_FEATURES
 from gpu_device_plugin.model.contract.node_use import NodeReport
 from gpu_device_plugin.report.rules.node_answers import asked_amounts, what_makes_room, why_waits
 from gpu_device_plugin.report.rules.overview_document import node_document
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.web.figures import FiguresState
     from gpu_device_plugin.programs.web.watched import Watched
     from gpu_device_plugin.report.followed_cluster import FollowedPod
+    from gpu_device_plugin.report.rules.extension import ReportFeature
     from gpu_device_plugin.report.rules.node_answers import NodeAnswer
     from gpu_device_plugin.report.rules.node_view import NodeView
 
@@ -136,8 +136,9 @@ class WaitingPage:
         # Pods that ask by claims come only once these are read.
         namespaces = {each.pod.namespace for each in pods if each.status is not None and each.status.claims}
         claims = {namespace: self._cluster.claims_of(namespace) for namespace in namespaces}
+        page, cluster = self._page, self._cluster
         found = await asyncio.to_thread(
-            _explained, pods, self._page.readable, claims, self._cluster.resources, stop=self._stop
+            _explained, pods, page.readable, claims, cluster.resources, page.watched.features, stop=self._stop
         )
         if len(found) < len(pods):
             self._stale.set()
@@ -154,6 +155,7 @@ def _explained(
     nodes: Sequence[NodeView] | None,
     claims: Mapping[str, Sequence[Claim]],
     resources: Sequence[Resource],
+    features: Sequence[ReportFeature],
     *,
     stop: threading.Event,
 ) -> Mapping[str, Reasons]:
@@ -179,7 +181,7 @@ def _explained(
                 nodes,
                 most=1,
                 followed={RESOURCE_CLAIMS: own},
-                features=REPORT_FEATURES,
+                features=features,
             )
             asks = said.asks or asked_amounts(each.pod, resources)
             known = Reasons(asks, why_waits(each.status, said.facts, said.answers), said.answers[:_WEIGHED])

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_device_plugin.aio.worker import Backoff
 from gpu_device_plugin.features.claims.claim_objects import ABSENT, CLAIMS, unseen
-from gpu_device_plugin.features.report_features import REPORT_FEATURES
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS
 from gpu_device_plugin.kubernetes.reflector import Reflector, ReflectorTiming
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.kubernetes.client.api_client import Client
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.followed_cluster import FollowedNode, FollowedPod
+    from gpu_device_plugin.report.rules.extension import ReportFeature
 
 _MOST_PROBLEMS = 20
 """The most sentences about single nodes."""
@@ -36,11 +36,12 @@ class Watched:
     resources: InitVar[Sequence[Resource]]
     _namespace: str
     """Where pods are read if they cannot be read in all namespaces; empty: nowhere else."""
+    features: Sequence[ReportFeature]
 
     def __post_init__(self, resources: Sequence[Resource]) -> None:
         self.changed = asyncio.Event()
         """Something may have changed; whoever looks at it clears it."""
-        self.cluster = FollowedCluster(resources, REPORT_FEATURES, on_change=self._changed)
+        self.cluster = FollowedCluster(resources, self.features, on_change=self._changed)
         self._serving = asyncio.Event()
         self.nodes: Reflector[FollowedNode] = Reflector(self._client, NODES, self.cluster.read_node, self.cluster.nodes)
         self.pods: Reflector[FollowedPod] | None = None

@@ -14,10 +14,10 @@ from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.kubectl import Access
 from gpu_device_plugin.model.contract.keys import ALLOCATION, MOVE_REFUSED, MOVE_TO
 from gpu_device_plugin.programs.inspect.arguments import parse
-from gpu_device_plugin.programs.inspect.inspect_program import COMMANDS
 from tests.builders import container, pod
 from tests.cluster_double.owned import owned, workload
 from tests.patience import stretched
+from tests.reporting import COMMANDS
 from tests.resources import RESOURCES
 from tests.scheduler.harness import QUICK, RIGHTS, ExtenderWorld, world
 

@@ -23,12 +23,13 @@ from gpu_device_plugin.kubernetes.kubectl import reaching
 from gpu_device_plugin.kubernetes.objects.decoding import NODES
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.programs.inspect.arguments import parse
-from gpu_device_plugin.programs.inspect.inspect_program import COMMANDS, main
+from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.testing.cluster.cluster_kinds import field_selector
 from gpu_device_plugin.testing.cluster.cluster_store import merge, strategic_merge
 from tests.cluster_double.selectors import label_selector
 from tests.patience import stretched, until
 from tests.programs.inspect.proxied import ProxiedApi, failure, forbidden
+from tests.reporting import COMMANDS
 from tests.reports import SINCE, part, written
 
 if TYPE_CHECKING:
