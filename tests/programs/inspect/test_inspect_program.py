@@ -48,10 +48,12 @@ NO_AGENT = (
 
 KINDS = {"pods": "Pod", "nodes": "Node", "events": "Event", "configmaps": "ConfigMap", "namespaces": "Namespace"}
 KINDS |= {"resourceclaims": "ResourceClaim", "poddisruptionbudgets": "PodDisruptionBudget"}
+KINDS |= {"resourceslices": "ResourceSlice", "deviceclasses": "DeviceClass"}
 KINDS |= {"deployments": "Deployment", "statefulsets": "StatefulSet", "notebooks": "Notebook"}
 FIELDS: dict[str, Callable[[Any], str]] = {
     "involvedObject.uid": lambda one: one["involvedObject"]["uid"],
     "metadata.name": lambda one: one["metadata"]["name"],
+    "spec.driver": lambda one: one["spec"].get("driver", ""),
     "spec.nodeName": lambda one: one["spec"].get("nodeName", ""),
     "status.phase": lambda one: one["status"].get("phase", ""),
 }
