@@ -114,7 +114,7 @@ class Obstacle(StrEnum):
     OTHER_KIND = "of another kind"
     """A MIG instance where GPUs are asked for, or the reverse."""
     SMALL = "smaller than the demand"
-    WHOLE = "in whole use"
+    WHOLE = "exclusively allocated"
     SHARED = "with shares in use"
     FULL = "too little room"
 
@@ -152,7 +152,7 @@ class Unplaceable:
             return "no GPU of this node is healthy"
         open_to_shares = [room for room, _ in self.reasons if room.gives_shares]
         if not open_to_shares:
-            return "every healthy GPU of this node is in whole use"
+            return "all healthy GPUs of this node are exclusively allocated"
         if self.demand.gpus == 1:
             most = max(room.free for room in open_to_shares)
             return f"the emptiest healthy GPU has {format_mib(most * share_mib)} free"

@@ -244,13 +244,13 @@ def test_the_best_connected_group_is_left_whole_among_many_gpus_too(number: int)
         (
             wanting(4),
             [Room(0, 8, 8, healthy=False), Room(1, 8, 8, whole=True)],
-            "GPU memory: 4 GiB asked, every healthy GPU of this node is in whole use",
+            "GPU memory: 4 GiB asked, all healthy GPUs of this node are exclusively allocated",
         ),
         # The smaller GPU is in whole use too, so its free shares do not count.
         (
             wanting(8),
             [Room(0, 4, 4, whole=True), Room(1, 8, 8, whole=True)],
-            "GPU memory: 8 GiB asked, every healthy GPU of this node is in whole use",
+            "GPU memory: 8 GiB asked, all healthy GPUs of this node are exclusively allocated",
         ),
         (
             wanting(8),
@@ -271,7 +271,7 @@ def test_the_best_connected_group_is_left_whole_among_many_gpus_too(number: int)
         (
             whole(2),
             [Room(0, 8, 8), Room(1, 8, 7, shared=True), Room(2, 8, 8, whole=True), Room(3, 8, 8, healthy=False)],
-            "whole GPUs: 2 asked, 1 free (1 in whole use, 1 unhealthy, 1 with shares in use)",
+            "whole GPUs: 2 asked, 1 free (1 exclusively allocated, 1 unhealthy, 1 with shares in use)",
         ),
         (whole(2), rooms(8, 7), "whole GPUs: 2 asked, 1 free (1 with shares in use)"),
         (whole(1), rooms(7, 7), "whole GPUs: 1 asked, 0 free (2 with shares in use)"),

@@ -387,7 +387,7 @@ def test_whole_gpus_of_which_nobody_knows_which_are_unplaced() -> None:
         ("v", 0, 1),
         ("w", 0, 1),
     ]
-    assert world.filter(wanting(1), "a")["FailedAndUnresolvableNodes"] == {"a": "every GPU is in whole use"}
+    assert world.filter(wanting(1), "a")["FailedAndUnresolvableNodes"] == {"a": "all GPUs are exclusively allocated"}
 
 
 def test_where_a_pod_stands() -> None:

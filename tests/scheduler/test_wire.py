@@ -124,10 +124,12 @@ def test_an_answer_of_no_nodes_is_a_list_too() -> None:
 def test_an_answer_with_whole_nodes() -> None:
     """Those that passed, as they came."""
     body = f'{{"Pod":{POD},"Nodes":{{"metadata":{{}},"items":[{",".join(NODES)}]}},"NodeNames":null}}'
-    answer = wire.filter_result(wire.read_args(body.encode()), ["node-a"], {"node-b": "every GPU is in whole use"}, {})
+    answer = wire.filter_result(
+        wire.read_args(body.encode()), ["node-a"], {"node-b": "all GPUs are exclusively allocated"}, {}
+    )
     assert answer.decode() == (
         f'{{"Nodes":{{"metadata":{{}},"items":[{NODES[0]}]}},"NodeNames":null,'
-        '"FailedNodes":{"node-b":"every GPU is in whole use"},"FailedAndUnresolvableNodes":{},"Error":""}'
+        '"FailedNodes":{"node-b":"all GPUs are exclusively allocated"},"FailedAndUnresolvableNodes":{},"Error":""}'
     )
 
 

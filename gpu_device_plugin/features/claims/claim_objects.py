@@ -251,7 +251,7 @@ def readable_claims(raw_claims: Iterable[msgspec.Raw]) -> tuple[list[Claim], lis
 
 def unseen(why: str) -> str:
     """Return what is missing without claims, as a sentence without its full stop."""
-    return f"ResourceClaims are not shown, so GPUs may be fuller than they seem: {why}"
+    return f"ResourceClaims are not shown, so GPU usage may be under-reported: {why}"
 
 
 async def every_claim(access: Access, *_: object) -> tuple[Claim, ...]:

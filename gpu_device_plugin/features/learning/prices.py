@@ -120,8 +120,7 @@ def _sums(sizes: Iterable[int], most: int) -> int:
 def price_lines(document: Mapping[str, Any], study: LearningResult, width: int) -> list[Line]:
     """Return prices as a table, and sentences on their study below it, for a terminal of `width` columns."""
     if (pods := study.pods) < FEWEST:
-        verb = "teaches" if pods == 1 else "teach"
-        few = f"{counted(pods, 'pod')} {verb} too little: until {FEWEST} have come, the policy fit is binpack."
+        few = f"only {counted(pods, 'pod')} seen; fit acts as binpack until {FEWEST}."
         return [Line(few)]
     rows = [
         Row(

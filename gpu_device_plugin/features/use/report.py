@@ -49,7 +49,7 @@ def asked(part: ContainerUse) -> str:
         return ""
     needed = f" for {part.needed_by}" if part.needed_by else ""
     evicted = f", and is evicted at {part.return_by} otherwise" if part.return_by else ""
-    return f"is asked since {part.asked_at} to return it{needed}{evicted}"
+    return f"has been asked since {part.asked_at} to release it{needed}{evicted}"
 
 
 def does_not_hold(part: ContainerUse) -> str:

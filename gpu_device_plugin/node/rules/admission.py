@@ -169,7 +169,7 @@ def _given_otherwise(node: Node, kind: Kind, shared: SharedGpu) -> Refusal | Non
             "changed on this node; delete the pod so that it is scheduled again",
         )
     if kind is Kind.MEMORY and use.whole:
-        return Refusal(RefusalCode.IN_WHOLE_USE, f"{name} is in whole use by another container")
+        return Refusal(RefusalCode.IN_WHOLE_USE, f"{name} is exclusively allocated to another container")
     if kind is not Kind.MEMORY and use.shares:
         used = format_mib(use.taken * node.shares.share_mib)
         return Refusal(RefusalCode.SHARES_IN_USE, f"{name} cannot be taken whole: {used} of its memory are in use")

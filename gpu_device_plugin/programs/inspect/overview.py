@@ -82,7 +82,10 @@ async def overview(arguments: argparse.Namespace, access: Access, resources: Seq
         if arguments.output not in {"summary", "details", "gpushare"}:
             raise ClusterUnreadableError(f"{lacking}, and GPUs would seem freer than they are; {GRANT}") from error
         raw_pods = await access.items(PODS, placed, namespace=namespace)
-        say(sys.stderr, f"warning: {lacking}: only pods of {namespace} are counted, so GPUs may be fuller ({_VIEWER})")
+        say(
+            sys.stderr,
+            f"warning: {lacking}: only pods of {namespace} are counted, so GPU usage may be under-reported ({_VIEWER})",
+        )
     nodes = (await cluster_of(raw_nodes, raw_pods, resources, access)).views
     if not nodes:
         doctor = "No node shares GPUs; run kubectl inspect gpushare doctor to see why."

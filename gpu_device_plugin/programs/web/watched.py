@@ -170,7 +170,7 @@ class Watched:
         elif self.only:
             yield (
                 "the right to list pods in the whole cluster is missing, so only the pods of the namespace "
-                f"{self.only} are shown, and GPUs may be fuller than they seem."
+                f"{self.only} are shown, and GPU usage may be under-reported."
             )
         if self.claims is not None and not self._claims_readable:
             absent = isinstance(self.claims.problem, NotFoundError)

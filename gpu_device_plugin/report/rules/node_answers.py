@@ -44,7 +44,7 @@ _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 _WORDS = {
     Obstacle.SMALL: "too small",
-    Obstacle.WHOLE: "in whole use",
+    Obstacle.WHOLE: "exclusively allocated",
     Obstacle.SHARED: "shares in use",
     Obstacle.FULL: "too little free",
     Obstacle.OTHER_KIND: "only a MIG instance",

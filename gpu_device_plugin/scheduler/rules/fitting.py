@@ -305,7 +305,7 @@ def _too_much(demand: Demand, node: Candidate, numbers: Summary) -> FilterFailur
     if last >= len(numbers.sizes) or numbers.sizes[last] < each:
         return FilterFailure(_too_small(demand.gpus, each, node, numbers), unresolvable=True)
     if not numbers.frees:
-        return FilterFailure(f"every {_hardware(numbers)} is in whole use", unresolvable=False)
+        return FilterFailure(f"all {_hardware(numbers)}s are exclusively allocated", unresolvable=False)
     return FilterFailure(_lacking(demand.gpus, _hardware(numbers), "has", "have", f"{memory} free"), unresolvable=False)
 
 

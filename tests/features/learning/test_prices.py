@@ -69,9 +69,9 @@ def test_a_lesson_is_a_table_of_the_sizes_that_come_with_sentences() -> None:
 
 def test_few_pods_teach_nothing_yet() -> None:
     (line,) = texts(taught(1, MIX, {T4: 1}))
-    assert line == "1 pod teaches too little: until 20 have come, the policy fit is binpack."
+    assert line == "only 1 pod seen; fit acts as binpack until 20."
     (line,) = texts(taught(2, MIX, {T4: 1}))
-    assert line == "2 pods teach too little: until 20 have come, the policy fit is binpack."
+    assert line == "only 2 pods seen; fit acts as binpack until 20."
     assert taught(19, MIX, {T4: 1})[0]["learned"] is False
     assert taught(20, MIX, {T4: 1})[0]["learned"] is True
 

@@ -177,9 +177,9 @@ def test_a_borrower_is_told_its_guarantee_its_limit_and_what_it_returns() -> Non
     own = "uses 7,168 MiB of GPU 0, is guaranteed 4,096 MiB and limited to 12,288 MiB"
     assert uses(replace(BORROWER, used_mib=100)) == own.replace("7,168", "100")
     assert uses(BORROWER) == f"{own}; borrows 3,072 MiB"
-    asked = f"is asked since {SINCE} to return it for ml/train, and is evicted at 2026-11-22T09:57:00Z otherwise"
+    asked = f"has been asked since {SINCE} to release it for ml/train, and is evicted at 2026-11-22T09:57:00Z otherwise"
     assert uses(ASKED) == f"{own}; borrows 3,072 MiB; {asked}"
-    assert uses(replace(ASKED, return_by="", needed_by="")).endswith(f"; is asked since {SINCE} to return it")
+    assert uses(replace(ASKED, return_by="", needed_by="")).endswith(f"; has been asked since {SINCE} to release it")
     differs = replace(BORROWER, enforcement=Enforcement.DRIVER, held=LimitStatus.DIFFERS, found_mib=8192)
     assert limit(differs) == "driver: differs (8,192 MiB instead of 12,288 MiB)"
     assert does_not_hold(differs) == "is limited to 8,192 MiB of GPU 0 instead of 12,288 MiB"
@@ -188,7 +188,7 @@ def test_a_borrower_is_told_its_guarantee_its_limit_and_what_it_returns() -> Non
 def test_the_tables_name_borrowers() -> None:
     view = node_view("a", (15,), report=report(ASKED, replace(BORROWER, pod="idle", used_mib=None)))
     rows = memory_in_use([view])
-    assert " may use 12,288 MiB; borrows 3,072 MiB; is asked since" in rows[3]
+    assert " may use 12,288 MiB; borrows 3,072 MiB; has been asked since" in rows[3]
     assert rows[4].endswith(" may use 12,288 MiB")
     assert at_a_glance([view]) == [
         "",

@@ -75,7 +75,7 @@ def test_within_one_resource_the_kubelet_is_trusted() -> None:
             RefusalCode.UNHEALTHY,
             "GPU 1 is out of service",
         ),
-        (node(8, 8, whole=[1]), MEMORY, ids(1, [0]), RefusalCode.IN_WHOLE_USE, "GPU 1 is in whole use"),
+        (node(8, 8, whole=[1]), MEMORY, ids(1, [0]), RefusalCode.IN_WHOLE_USE, "GPU 1 is exclusively allocated"),
         (node(8, 8, used={1: [0, 5, 6]}), COUNT, [uuid(0), uuid(1)], RefusalCode.SHARES_IN_USE, "3 GiB of its memory"),
         # Of several barred GPUs the first is named.
         (

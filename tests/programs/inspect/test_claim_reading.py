@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 GROUP = "resource.k8s.io"
 FORBIDDEN = [["list", "resourceclaims", ""]]
-NOT_SHOWN = "warning: ResourceClaims are not shown, so GPUs may be fuller than they seem: "
+NOT_SHOWN = "warning: ResourceClaims are not shown, so GPU usage may be under-reported: "
 
 
 def serving(name: str, *gpus: int, **more: Any) -> dict[str, Any]:

@@ -236,7 +236,7 @@ def test_with_the_right_to_nodes_and_to_pods_of_one_namespace_gpus_may_be_fuller
     assert world.inspect() == 0
     printed = capsys.readouterr()
     assert "5/15" in printed.out
-    assert "only pods of default are counted, so GPUs may be fuller" in printed.err
+    assert "only pods of default are counted, so GPU usage may be under-reported" in printed.err
 
 
 def test_machines_get_no_gpus_that_seem_freer_than_they_are(world: World, capsys: pytest.CaptureFixture[str]) -> None:

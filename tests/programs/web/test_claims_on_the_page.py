@@ -78,7 +78,7 @@ async def test_without_claims_all_else_is_shown_with_one_sentence(api: ApiServer
     api.fail(answer, verbs=["list"], resources=["resourceclaims"])
     async with served(api) as page, page.live() as stream:
         shown = await stream.until(lambda known: known["notes"])
-    assert shown["notes"] == [f"ResourceClaims are not shown, so GPUs may be fuller than they seem: {why}"]
+    assert shown["notes"] == [f"ResourceClaims are not shown, so GPU usage may be under-reported: {why}"]
     assert sorted(shown["nodes"]) == ["dra"]
     assert shown["read"]["live"] is True
 

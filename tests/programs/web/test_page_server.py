@@ -278,7 +278,7 @@ async def test_pods_of_one_namespace_are_shown_where_only_that_may_be_read(api: 
     (note,) = shown["notes"]
     assert note == (
         "The right to list pods in the whole cluster is missing, so only the pods of the namespace team are shown, and "
-        "GPUs may be fuller than they seem."
+        "GPU usage may be under-reported."
     )
 
 

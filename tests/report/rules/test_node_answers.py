@@ -93,7 +93,7 @@ def test_each_gpu_says_why_it_does_not_serve_and_who_is_on_it() -> None:
         "n: no GPU has 8 GiB free",
         "  GPU  UUID  MODEL     FREE             FOR THIS POD                    HELD BY",
         f"  0    0     Tesla T4  5 GiB of 15 GiB  too little free                 {both}",
-        "  1    1     Tesla T4  none of 15 GiB   in whole use                    default/train (whole)",
+        "  1    1     Tesla T4  none of 15 GiB   exclusively allocated           default/train (whole)",
         "  2    2     Tesla T4  7 GiB of 7 GiB   too small                       -",
         "  3    3     Tesla T4  none of 15 GiB   unhealthy: XID 79: off the bus  -",
         "  There would be room if this pod ended: default/a (4 GiB, priority 0, being deleted).",
@@ -268,7 +268,7 @@ def test_of_one_node_gpus_with_equal_verdicts_share_a_line() -> None:
         "",
         "n: its GPUs have room, but its agent restarts",
         "  GPU 0-1  Tesla T4  5 GiB of 15 GiB free   too little free",
-        "  GPU 2    Tesla T4  none of 15 GiB free    in whole use",
+        "  GPU 2    Tesla T4  none of 15 GiB free    exclusively allocated",
         "  GPU 3    Tesla T4  14 GiB of 15 GiB free  would be chosen",
         "  default/d has 1 GiB on an unknown GPU, and counts on every GPU that it may be on.",
     ]

@@ -121,7 +121,7 @@ def _allocatable(cluster: ClusterSymptoms) -> Iterator[Finding]:
         text = "no {resource} on {nodes}: no agent is ready there"
         yield error("not-offered", text, "see above", resource=resource, nodes=lost)
     if used := tuple(name for name in empty if name in ready):
-        text = "no {resource} on {nodes}: all GPUs are in whole use, or out of service"
+        text = "no {resource} on {nodes}: all GPUs are exclusively allocated, or out of service"
         yield note("all-in-use", text, resource=resource, nodes=used)
     if sharing and not empty:
         yield ok("offered", "{resource} is offered by {nodes:node}", resource=resource, nodes=len(sharing))

@@ -30,7 +30,7 @@ _SKEW_S = 30.0
 """Service account tokens and leases tolerate a clock skew of some seconds."""
 
 _ALL_USED: Mapping[Kind, str] = {
-    Kind.MEMORY: "all GPUs are in whole use",
+    Kind.MEMORY: "all GPUs are exclusively allocated",
     Kind.COUNT: "all GPUs are in shared use",
     Kind.INSTANCE: "all instances of this profile are in shared use",
 }

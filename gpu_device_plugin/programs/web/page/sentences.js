@@ -114,7 +114,7 @@ const SENTENCES = [
   ["no {hardware} is healthy", "没有正常的 {hardware}"],
   ["GPU {n} is cordoned by {by} at {at} because: {why}", "GPU {n} 已被 {by} 于 {at} 封锁：{why}"],
   ["GPU {n} is cordoned by {by} at {at}", "GPU {n} 已被 {by} 于 {at} 封锁"],
-  ["every {hardware} is in whole use", "每个 {hardware} 都已整体使用"],
+  ["all {hardware}s are exclusively allocated", "每个 {hardware} 都已整体使用"],
   ["the largest {hardware} in service has {amount} in all, and one of {more} is out of service", "可用的最大 {hardware} 共有 {amount}，另一个 {more} 的已停用"],
   ["the largest {hardware} has {amount} in all", "最大的 {hardware} 共有 {amount}"],
   ["fewer than {n} GPUs have {amount} in all", "总量达到 {amount} 的 GPU 少于 {n} 块"],
@@ -122,7 +122,7 @@ const SENTENCES = [
   // What is not shown.
   ["{Right}, so nodes and their GPUs are not shown; ask an administrator of the cluster for it.", "{Right}，因此不显示节点及其 GPU；请向集群管理员申请。"],
   ["{Right}, so no pods are shown.", "{Right}，因此不显示 Pod。"],
-  ["{Right}, so only the pods of the namespace {namespace} are shown, and GPUs may be fuller than they seem.", "{Right}，因此只显示命名空间 {namespace} 的 Pod，GPU 的实际占用可能更高。"],
+  ["{Right}, so only the pods of the namespace {namespace} are shown, and GPU usage may be under-reported.", "{Right}，因此只显示命名空间 {namespace} 的 Pod，GPU 的实际占用可能更高。"],
   ["the right to {verb} {resource} in the whole cluster is missing", "缺少在整个集群中 {verb} {resource} 的权限"],
   ["the right to {verb} {resource} in the namespace {namespace} is missing", "缺少在命名空间 {namespace} 中 {verb} {resource} 的权限"],
   ["Some {kind} could not be understood, and are left out.", "有些 {kind} 无法解析，未予显示。"],
