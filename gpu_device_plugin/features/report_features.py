@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpu_device_plugin.features.capacity.commands import PLAN
 from gpu_device_plugin.features.capacity.settings import CapacitySettings
-from gpu_device_plugin.features.claims.claim_objects import every_claim, extended_resources, our_slices
+from gpu_device_plugin.features.claims.claim_objects import (
+    ABSENT,
+    CLAIMS,
+    every_claim,
+    extended_resources,
+    our_slices,
+    read_shown_claim,
+    unseen,
+)
+from gpu_device_plugin.features.claims.claimed_gpus import pools, waits_for_ours, with_claims
 from gpu_device_plugin.features.claims.report import ClaimsReport, claims
 from gpu_device_plugin.features.conflicts.report import ConflictsReport, others, others_here
 from gpu_device_plugin.features.cordon.commands import CORDON, UNCORDON
@@ -20,12 +29,13 @@ from gpu_device_plugin.features.history.rules.slowness import histories_of, slow
 from gpu_device_plugin.features.idle.commands import WAKE
 from gpu_device_plugin.features.idle.settings import IdleActionSettings
 from gpu_device_plugin.features.learning.prices import PRICES
-from gpu_device_plugin.features.limits.report import held, limits, limits_on_node
+from gpu_device_plugin.features.limits.report import held, limits, limits_here
 from gpu_device_plugin.features.mig.report import MigReport, mig
 from gpu_device_plugin.features.mps.report import supervisor, supervisors
 from gpu_device_plugin.features.over_use.report import OverUseReport, over_used
 from gpu_device_plugin.features.preemption.report import PreemptionReport
 from gpu_device_plugin.features.use.report import UseReport, use
+from gpu_device_plugin.report.followed_cluster import FollowedKind
 from gpu_device_plugin.report.rules.extension import AgentFacts, Check
 from gpu_device_plugin.settings.knobs import knobs_of
 
@@ -61,14 +71,33 @@ class ReportParts(NamedTuple):
     """What the checks need besides nodes and pods, by its name in the symptoms of a cluster."""
     routes: tuple[str, ...] = ()
     """Of the page, below ``/api/v1/``."""
+    kinds: tuple[FollowedKind, ...] = ()
+    """At most one, that nodes may need."""
     knobs: tuple[Knob, ...] = ()
     """The settings of the extender, which stand in its ConfigMap beside its policy."""
+
+    @property
+    def kind(self) -> FollowedKind | None:
+        """The kind that nodes may need."""
+        return next(iter(self.kinds), None)
 
 
 def together(features: Iterable[ReportParts]) -> ReportParts:
     """Return what features add, in their order."""
     return ReportParts(*map(tuple, map(chain.from_iterable, zip(*features, strict=True))))
 
+
+CLAIMS_SHOWN = FollowedKind(
+    kind=CLAIMS,
+    called="a ResourceClaim",
+    absent=ABSENT,
+    unseen=unseen,
+    read=read_shown_claim,
+    needed=lambda gpus: gpus.claims,
+    nodes=pools,
+    waits=waits_for_ours,
+    shown=with_claims,
+)
 
 REPORT_FEATURES: dict[str, ReportParts] = {
     "conflicts": ReportParts(
@@ -86,6 +115,7 @@ REPORT_FEATURES: dict[str, ReportParts] = {
             ),
         ),
         reads=(("claims", every_claim), ("slices", our_slices), ("device_classes", extended_resources)),
+        kinds=(CLAIMS_SHOWN,),
     ),
     "mig": ReportParts(
         facts=(MigReport(),),
@@ -123,7 +153,7 @@ REPORT_FEATURES: dict[str, ReportParts] = {
         ),
         node_checks=(
             Check(
-                *("memory limits", "cgroups", limits_on_node),
+                *("memory limits", "cgroups", limits_here),
                 "settings labels inventory given mig_in_force mps_lack toolkit driver_problem extra_grant_problem "
                 "invented with_driver_limits",
             ),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.commandline import say
-from gpu_device_plugin.features.claims.claim_objects import ABSENT, CLAIMS, readable_claims, unseen
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
+from gpu_device_plugin.kubernetes.objects.api_objects import readable
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS
 from gpu_device_plugin.kubernetes.objects.pod_details import pod_and_status
 from gpu_device_plugin.report.followed_cluster import cluster
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.kubernetes.kubectl import Access
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.followed_cluster import FollowedCluster
+    from gpu_device_plugin.report.followed_cluster import FollowedCluster, FollowedKind
     from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus
 
 MISSING_RIGHT = "right-missing"
@@ -79,29 +78,35 @@ async def cluster_of(
     resources: Sequence[Resource],
     access: Access,
     namespace: str = "",
+    *,
+    kind: FollowedKind | None = None,
 ) -> FollowedCluster:
-    """Return the cluster with its claims, of one namespace or all, and warn of objects that cannot be read."""
-    found, warnings = cluster(raw_nodes, raw_pods, resources)
-    for warning in (*warnings, *await add_claims(found, access, namespace)):
+    """Return the cluster with a further kind, of one namespace or all, and warn of objects that cannot be read."""
+    found, warnings = cluster(raw_nodes, raw_pods, resources, kind=kind)
+    for warning in (*warnings, *await add_more(found, access, namespace)):
         say(sys.stderr, f"warning: {warning}")
     return found
 
 
-async def claims_in(access: Access, namespace: str = "") -> tuple[list[Claim] | None, list[str]]:
-    """Return the claims of a namespace, or all, and a sentence for each unreadable one; None, and why: none is read."""
+async def all_of(kind: FollowedKind | None, access: Access, namespace: str = "") -> tuple[list[Any] | None, list[str]]:
+    """Return the objects of a kind, and a sentence for each unreadable one; None, and why: none is read."""
+    if kind is None:
+        return [], []
+    warnings: list[str] = []
     try:
-        return readable_claims(await access.items(CLAIMS, namespace=namespace))
+        raw = await access.items(kind.kind, namespace=namespace)
     except ApiError as error:
-        return None, [ABSENT if isinstance(error, NotFoundError) else str(unread(error))]
+        return None, [kind.absent if isinstance(error, NotFoundError) else str(unread(error))]
+    return list(readable(raw, kind.read, kind.called, warnings)), warnings
 
 
-async def add_claims(cluster: FollowedCluster, access: Access, namespace: str = "") -> list[str]:
-    """Add the claims of a namespace, or of all, if a node serves claims; return a sentence for each unreadable one."""
-    if not cluster.serves_claims:
+async def add_more(cluster: FollowedCluster, access: Access, namespace: str = "") -> list[str]:
+    """Add the objects of its further kind, if a node needs these; return a sentence for each unreadable one."""
+    if not cluster.needs_more or cluster.kind is None:
         return []
-    claims, warnings = await claims_in(access, namespace)
-    cluster.claims.replace(claims or [])
-    return [unseen(warnings[0])] if claims is None else warnings
+    found, warnings = await all_of(cluster.kind, access, namespace)
+    cluster.more.replace(found or [])
+    return [cluster.kind.unseen(warnings[0])] if found is None else warnings
 
 
 async def named_pod(

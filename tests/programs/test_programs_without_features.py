@@ -78,6 +78,11 @@ OWN: Mapping[str, Seen] = {
             "ResourceClaims: no-device-class",
             "ResourceClaims: no-slices",
         },
+        keys={
+            *(f".nodes.gpus.pods.{each}" for each in ("claims", "pods")),
+            *(f"page.nodes.node-c.{each}" for each in ("gpus.pods", "gpus.usedShares", "usedShares", "sums.givenMiB")),
+            *(f"page.nodes.node-c.gpus.pods.{each}" for each in ("claims", "name", "namespace", "pods", "shares")),
+        },
         told={
             "default/claims waits for 9 GiB of one GPU, through ResourceClaims.",
             "ResourceClaim c is not allocated yet",
@@ -85,6 +90,7 @@ OWN: Mapping[str, Seen] = {
             "node-c: the largest GPU has 8 GiB in all",
             "node-m: its GPUs are given to limits of pods",
             "  1    11a2b3c4  Tesla T4  11 GiB of 15 GiB  has room",
+            "  0    1b2c3d4e  H200   4 GiB of 8 GiB",
         },
         instead={OTHERWISE.format("claims")},
     ),

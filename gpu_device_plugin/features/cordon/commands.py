@@ -83,7 +83,7 @@ async def cordon(arguments: argparse.Namespace, access: Access, resources: Seque
             return view
         return replace(view, candidate=replace(view.candidate, gpus=with_cordons(view.candidate.gpus, marks)))
 
-    views, found = await arranged(access, resources, as_if)
+    views, found = await arranged(access, resources, arguments.parts.kind, as_if)
     pods = [pod for view in views if view.name == name for pod in view.instance_pods]
     made, staying = _drain(found, name, target, pods)
     if not made.moves and not staying:

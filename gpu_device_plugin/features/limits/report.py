@@ -26,7 +26,6 @@ from gpu_device_plugin.report.rules.printing import container
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
 
     from gpu_device_plugin.model.gpus import Gpu, Inventory
     from gpu_device_plugin.report.rules.node_view import ExaminedNode
@@ -66,21 +65,36 @@ def limits(nodes: Iterable[ExaminedNode], by_profile: Mapping[str, str]) -> Iter
         )
 
 
-def limits_here(
-    settings: LimitSettings,
+def limits_here(  # noqa: PLR0917 - what a check reads
+    every: NodeSettings,
     labels: Mapping[str, str],
     inventory: Inventory,
-    given: Mapping[int, Gpu],
-    *,
-    instances: AbstractSet[int],
+    gpus: Sequence[Gpu],
+    mode: MigMode,
     mps: Callable[[Gpu], str],
     toolkit: str | Unknown,
+    driver_problem: str,
+    extra_grant_problem: str,
+    invented: bool,  # noqa: FBT001 - as above
+    with_driver_limits: tuple[str, ...],
 ) -> Iterator[Finding]:
     """Check by which means the memory limits of containers hold on one node, and why.
 
-    `given` are the GPUs and MIG instances that pods can get, the latter whole where they are among `instances`; `mps`
-    says why MPS cannot limit one, and `toolkit` the version of NVIDIA's container toolkit; empty: it is not installed.
+    `gpus` are the GPUs and MIG instances that pods can get; `mps` says why MPS cannot limit one, and `toolkit` the
+    version of NVIDIA's container toolkit; empty: it is not installed.
     """
+    if extra_grant_problem:
+        text = "the agent does not start: {problem}"
+        yield error("extra-grant-unusable", text, "correct it, or empty extra_grant", problem=extra_grant_problem)
+        return
+    if invented:
+        yield ok("invented", "invented GPUs have none")
+        return
+    if driver_problem:
+        yield Unknown("no-driver", "advisory as long as no driver answers")
+        return
+    settings, given, whole = every.of(LimitSettings), dict(enumerate(gpus)), mode is MigMode.WHOLE
+    instances = {position for position, gpu in given.items() if whole and gpu.instance is not None}
     if ignored := ignored_labels(labels).get(SET_LIMITS_LABEL):
         yield warning("label-ignored", "{problem}", "correct the label, or remove it", problem=ignored)
     want, refuse = wanted_enforcement(settings.limits, labels), settings.limits_fallback == REFUSE
@@ -113,6 +127,7 @@ def limits_here(
     else:
         soft = Enforcement.CUSTOM in present
         yield (note if soft else ok)("limits-soft" if soft else "limits", "{limits}", limits=summary(made))
+    yield from left_from_before(inventory, with_driver_limits, toolkit)
 
 
 def _by_the_driver(version: str, toolkit: str | Unknown) -> Finding:
@@ -128,37 +143,6 @@ def _by_the_driver(version: str, toolkit: str | Unknown) -> Finding:
         return note("toolkit-too-old", text, advice, version=version, toolkit=toolkit or "none")
     text = "cgroup: driver {version} and nvidia-container-toolkit {toolkit} hold containers to their memory"
     return ok("limits", text, version=version, toolkit=toolkit)
-
-
-def limits_on_node(  # noqa: PLR0917 - what a check reads
-    settings: NodeSettings,
-    labels: Mapping[str, str],
-    inventory: Inventory,
-    given: Sequence[Gpu],
-    mode: MigMode,
-    mps: Callable[[Gpu], str],
-    toolkit: str | Unknown,
-    driver_problem: str,
-    extra_grant_problem: str,
-    invented: bool,  # noqa: FBT001 - as above
-    with_driver_limits: tuple[str, ...],
-) -> Iterator[Finding]:
-    """Check the limits of a node, as far as its settings can be used and a driver answers; see `limits_here`."""
-    if extra_grant_problem:
-        text = "the agent does not start: {problem}"
-        yield error("extra-grant-unusable", text, "correct it, or empty extra_grant", problem=extra_grant_problem)
-        return
-    if invented:
-        yield ok("invented", "invented GPUs have none")
-        return
-    if driver_problem:
-        yield Unknown("no-driver", "advisory as long as no driver answers")
-        return
-    gpus, whole = dict(enumerate(given)), mode is MigMode.WHOLE
-    instances = {position for position, gpu in gpus.items() if whole and gpu.instance is not None}
-    own = settings.of(LimitSettings)
-    yield from limits_here(own, labels, inventory, gpus, instances=instances, mps=mps, toolkit=toolkit)
-    yield from left_from_before(inventory, with_driver_limits, toolkit)
 
 
 def left_from_before(inventory: Inventory, containers: tuple[str, ...], toolkit: str | Unknown) -> Iterator[Finding]:

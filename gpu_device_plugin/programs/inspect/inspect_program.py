@@ -13,10 +13,9 @@ import time
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin.commandline import FAILED, OK, ending, resources_in, say, show, width
-from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS
 from gpu_device_plugin.features.claims.report import claims_waiting
 from gpu_device_plugin.features.history.commands import agents_of
 from gpu_device_plugin.features.report_features import REPORT
@@ -43,7 +42,7 @@ from gpu_device_plugin.report.commands import (
     valued,
 )
 from gpu_device_plugin.report.followed_cluster import cluster
-from gpu_device_plugin.report.reading import GRANT, add_claims, claims_in, cluster_of, named_pod, needed, unread
+from gpu_device_plugin.report.reading import GRANT, add_more, all_of, cluster_of, named_pod, needed, unread
 from gpu_device_plugin.report.rules.columns import Line, Tone, columns
 from gpu_device_plugin.report.rules.extension import placed
 from gpu_device_plugin.report.rules.finding import examine, exit_code, report
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.features.report_features import ReportParts
     from gpu_device_plugin.kubernetes.kubectl import Access
     from gpu_device_plugin.model.resources import Resource
@@ -169,12 +167,12 @@ async def _top(
             raw_pods = await access.items(PODS, NOT_ENDED)
         if arguments.node and not raw_nodes:
             raise ClusterUnreadableError(f'nodes "{arguments.node}" not found')
-        found, warnings = cluster(raw_nodes, raw_pods, resources)
-        warnings += await add_claims(found, access)
+        found, warnings = cluster(raw_nodes, raw_pods, resources, kind=arguments.parts.kind)
+        warnings += await add_more(found, access)
         at, notes = time.strftime("%H:%M:%S"), warnings[:3]
         sort, namespace = arguments.sort_by or "name", arguments.namespace or ""
         waiting = [pod for pod in found.waiting_pods if namespace in {"", pod.namespace}]
-        queue = [*rows_waiting(waiting, resources), *claims_waiting(found.claims_of(namespace))]
+        queue = [*rows_waiting(waiting, resources), *claims_waiting(found.more_of(namespace))]
         return Picture(found.views, len(found.waiting), at, notes, sort, namespace, queue=queue)
 
     async def again(picture: Picture) -> Picture:
@@ -234,10 +232,10 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
     status = replace(status, events=events(raw_events or (), status))
     found = None
     if raw_nodes is not None and raw_pods is not None:
-        found = await cluster_of(raw_nodes, raw_pods, resources, access)
-    claims: Sequence[Claim] | None = found.claims_of() if found is not None else ()
+        found = await cluster_of(raw_nodes, raw_pods, resources, access, kind=parts.kind)
+    claims: Sequence[Any] | None = found.more_of() if found is not None else ()
     if status.claims and not claims:
-        claims, why = await claims_in(access, namespace)
+        claims, why = await all_of(parts.kind, access, namespace)
         missing += why if claims is None else []
 
     async def tell(of_agent: AgentFacts) -> Iterable[Finding]:
@@ -253,7 +251,7 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
     told, answers = await explained(
         *(access.client, pod, status, resources, views),
         most=most,
-        followed={} if claims is None else {RESOURCE_CLAIMS: claims},
+        followed={} if claims is None or parts.kind is None else {parts.kind.kind.plural: claims},
         features=parts.facts,
         settings=parts.knobs,
         slow=lambda: chain.from_iterable(slow),

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS
 from gpu_device_plugin.features.history.rules.slowness import everyone
 from gpu_device_plugin.model.contract.node_use import NodeReport
 from gpu_device_plugin.report.rules.node_answers import asked_amounts, what_makes_room, why_waits
@@ -26,14 +25,13 @@ from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from gpu_device_plugin.features.claims.contract import Claim
+    from gpu_device_plugin.features.report_features import ReportParts
     from gpu_device_plugin.model.contract.node_use import NodeUse
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.web.callers import CallerScope
     from gpu_device_plugin.programs.web.figures import FiguresState
     from gpu_device_plugin.programs.web.watched import Watched
     from gpu_device_plugin.report.followed_cluster import FollowedPod
-    from gpu_device_plugin.report.rules.extension import ReportFeature
     from gpu_device_plugin.report.rules.node_answers import NodeAnswer
     from gpu_device_plugin.report.rules.node_view import NodeView
 
@@ -135,10 +133,10 @@ class WaitingPage:
         pods = sorted(pods, key=lambda each: turn.get(each.uid, -1))
         # Pods that ask by claims come only once these are read.
         namespaces = {each.pod.namespace for each in pods if each.status is not None and each.status.claims}
-        claims = {namespace: self._cluster.claims_of(namespace) for namespace in namespaces}
+        claims = {namespace: self._cluster.more_of(namespace) for namespace in namespaces}
         page, cluster = self._page, self._cluster
         found = await asyncio.to_thread(
-            _explained, pods, page.readable, claims, cluster.resources, page.watched.features, stop=self._stop
+            _explained, pods, page.readable, claims, cluster.resources, page.watched.parts, stop=self._stop
         )
         if len(found) < len(pods):
             self._stale.set()
@@ -153,9 +151,9 @@ class WaitingPage:
 def _explained(
     pods: Sequence[FollowedPod],
     nodes: Sequence[NodeView] | None,
-    claims: Mapping[str, Sequence[Claim]],
+    claims: Mapping[str, Sequence[Any]],
     resources: Sequence[Resource],
-    features: Sequence[ReportFeature],
+    parts: ReportParts,
     *,
     stop: threading.Event,
 ) -> Mapping[str, Reasons]:
@@ -180,8 +178,8 @@ def _explained(
                 resources,
                 nodes,
                 most=1,
-                followed={RESOURCE_CLAIMS: own},
-                features=features,
+                followed={} if parts.kind is None else {parts.kind.kind.plural: own},
+                features=parts.facts,
             )
             asks = said.asks or asked_amounts(each.pod, resources)
             known = Reasons(asks, why_waits(each.status, said.facts, said.answers), said.answers[:_WEIGHED])

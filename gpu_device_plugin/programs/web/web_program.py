@@ -76,7 +76,7 @@ class PageServer:
         known only by their annotations. `parts` are what features add.
         """
         self._figures = figures
-        self.watched = Watched(client, resources, namespace, parts.facts)
+        self.watched = Watched(client, resources, namespace, parts)
         self.page_state = PageState(self.watched, self._figures_state)
         self.streams = Streams(self.page_state)
         plans = PagePlans(client, self.page_state)

@@ -17,7 +17,6 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import JSON, Page, Route, Stream
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import wait_within
-from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS
 from gpu_device_plugin.features.history import contract
 from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.kubernetes.agent_reader import AgentUnreadableError
@@ -357,13 +356,13 @@ class PageRoutes:
 
         `nodes` have all names; None: they cannot be read.
         """
-        claims = self.page_state.watched.claims_of(pod.namespace)
+        claims, kind = self.page_state.watched.claims_of(pod.namespace), self.parts.kind
         of_agents = [*zip(self.parts.of_agents, await self._of_agent(pod, status, scope.caller.user), strict=False)]
         now_s = time.time()
         told, answers = await explained(
             *(self.client, pod, status, self.page_state.watched.cluster.resources, nodes),
             most=_MOST_EXPLAINED,
-            followed={} if claims is None else {RESOURCE_CLAIMS: claims},
+            followed={} if claims is None or kind is None else {kind.kind.plural: claims},
             features=self.parts.facts,
             settings=self.parts.knobs,
             slow=lambda: (
