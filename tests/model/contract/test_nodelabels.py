@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.model.contract.nodelabels import NodeLimits, label_value, node_labels
+from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_LIMITS, NODE_USE
+from gpu_device_plugin.model.contract.nodelabels import (
+    NodeLimits,
+    label_value,
+    node_labels,
+    our_annotations,
+    our_labels,
+    switched_on,
+)
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.mig import MigMode
@@ -136,3 +144,34 @@ def test_every_label_of_a_node_is_valid_in_kubernetes(products: list[str], drive
     for key, values in by_key.items():
         assert re.fullmatch(r"gpu-device-plugin/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", key)
         assert re.fullmatch(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", values[0])
+
+
+@pytest.mark.parametrize(
+    ("labels", "on"),
+    [({"gpushare": "true"}, True), ({"gpushare": "false"}, False), ({"gpushare": ""}, False), ({}, False)],
+)
+def test_a_node_shares_while_its_label_says_true(labels: dict[str, str], on: bool) -> None:  # noqa: FBT001 - pytest's
+    assert switched_on(labels) is on
+
+
+def test_every_label_of_the_agent_is_recognised() -> None:
+    """Two models, so that each has a label of its own beside `mixed`."""
+    gpus = (Gpu("GPU-a", 0, "Tesla T4", 15360, 0), Gpu("GPU-b", 1, "NVIDIA A10", 24576, 0), *in_mig_mode(2, SMALL))
+    inventory = Inventory(gpus, driver_version="580.95")
+    written = node_labels(Shares(1024).with_inventory(inventory, mig=MigMode.WHOLE), inventory, "binpack")
+    others = {
+        "gpushare": "true",
+        "nvidia.com/gpu.count": "2",
+        "nvidia.com/mig-1g.10gb.count": "1",
+        "gpu-device-plugin/share-size": "2GiB",
+        "gpu-device-plugin/mig": "whole",
+        "gpu-device-plugin/mig-config": "all-balanced",
+    }
+    assert set(our_labels({**others, **written})) == set(written)
+    assert len(written) == 9
+
+
+def test_of_annotations_the_gpus_the_limits_and_the_use_are_ours() -> None:
+    written = {NODE_USE: "{}", NODE_LIMITS: "{}", NODE_GPUS: "{}", "volumes.kubernetes.io/x": "1"}
+    assert set(our_annotations(written)) == {NODE_GPUS, NODE_LIMITS, NODE_USE}
+    assert our_annotations({}) == ()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gpu_device_plugin.features.capacity.contract import kept
 from gpu_device_plugin.model.contract.keys import (
     CORDONS,
@@ -16,19 +14,14 @@ from gpu_device_plugin.model.contract.keys import (
     SET_LIMITS_LABEL,
 )
 from gpu_device_plugin.model.contract.nodegpus import NodeGpus, write_node_gpus
-from gpu_device_plugin.model.contract.nodelabels import node_labels, our_annotations, our_labels, switched_on
-from gpu_device_plugin.model.gpus import Gpu, Inventory
-from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.nodes import NodeRecord
-from gpu_device_plugin.model.shares import Shares
 from gpu_device_plugin.programs.inspect.uninstall import Leftovers, leftovers, mig_resources
-from tests.mig_gpus import SMALL, in_mig_mode
 from tests.views import listed_instance
 
 RESOURCES = ("aliyun.com/gpu-mem", "aliyun.com/gpu-count")
 
 
-def free_capacity(
+def leftovers_of(
     labels: dict[str, str], annotations: dict[str, str], capacity: dict[str, int], condition: str = ""
 ) -> Leftovers:
     record = NodeRecord(
@@ -37,47 +30,16 @@ def free_capacity(
     return leftovers(record, RESOURCES)
 
 
-@pytest.mark.parametrize(
-    ("labels", "on"),
-    [({"gpushare": "true"}, True), ({"gpushare": "false"}, False), ({"gpushare": ""}, False), ({}, False)],
-)
-def test_a_node_shares_while_its_label_says_true(labels: dict[str, str], on: bool) -> None:  # noqa: FBT001 - pytest's
-    assert switched_on(labels) is on
-
-
-def test_every_label_of_the_agent_is_recognised() -> None:
-    """Two models, so that each has a label of its own beside `mixed`."""
-    gpus = (Gpu("GPU-a", 0, "Tesla T4", 15360, 0), Gpu("GPU-b", 1, "NVIDIA A10", 24576, 0), *in_mig_mode(2, SMALL))
-    inventory = Inventory(gpus, driver_version="580.95")
-    written = node_labels(Shares(1024).with_inventory(inventory, mig=MigMode.WHOLE), inventory, "binpack")
-    others = {
-        "gpushare": "true",
-        "nvidia.com/gpu.count": "2",
-        "nvidia.com/mig-1g.10gb.count": "1",
-        "gpu-device-plugin/share-size": "2GiB",
-        "gpu-device-plugin/mig": "whole",
-        "gpu-device-plugin/mig-config": "all-balanced",
-    }
-    assert set(our_labels({**others, **written})) == set(written)
-    assert len(written) == 9
-
-
-def test_of_annotations_the_gpus_the_limits_and_the_use_are_ours() -> None:
-    written = {NODE_USE: "{}", NODE_LIMITS: "{}", NODE_GPUS: "{}", "volumes.kubernetes.io/x": "1"}
-    assert set(our_annotations(written)) == {NODE_GPUS, NODE_LIMITS, NODE_USE}
-    assert our_annotations({}) == ()
-
-
 def test_what_the_extender_wrote_and_cordons_go_too_and_what_a_person_wrote_for_others_stays() -> None:
     theirs = {KEEPS[0]: "true"}
     notes = {**theirs, **kept(theirs, "full"), HELD_ROOM: "{}", CORDONS: "{}"}
-    left = free_capacity({}, {key: text for key, text in notes.items() if text is not None}, {})
+    left = leftovers_of({}, {key: text for key, text in notes.items() if text is not None}, {})
     assert set(left.annotations) == {KEEPS[1], KEPT_NODE, HELD_ROOM, CORDONS}
 
 
 def test_the_label_by_which_pods_select_limits_is_ours_and_the_wish_for_limits_is_the_administrators() -> None:
     """The label and the annotation of the limits have the same key."""
-    left = free_capacity({NODE_LIMITS: "mps", SET_LIMITS_LABEL: "mps"}, {NODE_LIMITS: "{}", NODE_USE: "{}"}, {})
+    left = leftovers_of({NODE_LIMITS: "mps", SET_LIMITS_LABEL: "mps"}, {NODE_LIMITS: "{}", NODE_USE: "{}"}, {})
     assert left.metadata_patch == {
         "metadata": {"labels": {NODE_LIMITS: None}, "annotations": {NODE_LIMITS: None, NODE_USE: None}}
     }
@@ -85,7 +47,7 @@ def test_the_label_by_which_pods_select_limits_is_ours_and_the_wish_for_limits_i
 
 def test_leftovers_of_a_node_are_named_and_removed_by_two_patches() -> None:
     """The kubelet keeps the capacity with 0; the label zone and the annotation x are not the agent's."""
-    left = free_capacity(
+    left = leftovers_of(
         {"gpu-device-plugin/count": "2", "zone": "a"},
         {NODE_GPUS: "{}", "x": "y"},
         {"cpu": 8, "aliyun.com/gpu-mem": 0},
@@ -102,25 +64,25 @@ def test_leftovers_of_a_node_are_named_and_removed_by_two_patches() -> None:
 
 
 def test_a_node_that_never_shared_has_no_leftovers() -> None:
-    none = free_capacity({"zone": "a"}, {}, {"cpu": 8})
+    none = leftovers_of({"zone": "a"}, {}, {"cpu": 8})
     assert not none
     assert (none.metadata_patch, none.status_patch, str(none)) == ({}, {}, "")
 
 
 def test_the_switch_is_removed_where_it_still_enables_sharing() -> None:
-    left = free_capacity({"gpushare": "true"}, {}, {"aliyun.com/gpu-mem": 8})
+    left = leftovers_of({"gpushare": "true"}, {}, {"aliyun.com/gpu-mem": 8})
     assert left.labelled
     assert left.metadata_patch == {"metadata": {"labels": {"gpushare": None}}}
 
 
 def test_the_condition_is_removed_by_its_type() -> None:
     """A strategic merge patch leaves the conditions of others, which a merge patch would replace."""
-    left = free_capacity({}, {}, {"aliyun.com/gpu-mem": 0}, "True")
+    left = leftovers_of({}, {}, {"aliyun.com/gpu-mem": 0}, "True")
     assert str(left) == "capacity aliyun.com/gpu-mem; conditions GPUHealthy"
     nulls = {"aliyun.com/gpu-mem": None}
     gone = [{"type": "GPUHealthy", "$patch": "delete"}]
     assert left.status_patch == {"status": {"capacity": nulls, "allocatable": nulls, "conditions": gone}}
-    alone = free_capacity({}, {}, {}, "False")
+    alone = leftovers_of({}, {}, {}, "False")
     assert (bool(alone), alone.metadata_patch, alone.status_patch) == (True, {}, {"status": {"conditions": gone}})
 
 
