@@ -92,7 +92,7 @@ OWN: Mapping[str, Seen] = {
             "  1    11a2b3c4  Tesla T4  11 GiB of 15 GiB  has room",
             "  0    1b2c3d4e  H200   4 GiB of 8 GiB",
         },
-        instead={OTHERWISE.format("claims")},
+        instead={OTHERWISE.format("claims"), "  0    1b2c3d4e  H200   8 GiB of 8 GiB  too small     -"},
     ),
     "mig": Seen(
         checks={"node: MIG"},

@@ -28,8 +28,20 @@ from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.api_objects import readable
 from gpu_device_plugin.kubernetes.objects.decoding import PODS, PodReader
 from gpu_device_plugin.model.contract.keys import MOVE_REFUSED, MOVE_TO, READ_BY_AGENT
-from gpu_device_plugin.report.commands import AS_JSON, NAMESPACE, YES, Command, Output, argument, either, switch, valued
-from gpu_device_plugin.report.reading import cluster_of, every_node_and_pod, unread
+from gpu_device_plugin.report.commands import (
+    AS_JSON,
+    NAMESPACE,
+    YES,
+    Command,
+    Output,
+    argument,
+    cluster_of,
+    either,
+    every_node_and_pod,
+    switch,
+    unread,
+    valued,
+)
 from gpu_device_plugin.report.rules.printing import counted
 from gpu_device_plugin.scheduler.rules.packing import finished
 from gpu_device_plugin.scheduler.rules.usage import usage_of

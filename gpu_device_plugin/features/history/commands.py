@@ -28,8 +28,17 @@ from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.api_objects import Named
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
-from gpu_device_plugin.report.commands import AS_JSON, NODE, Command, Option, Output, argument
-from gpu_device_plugin.report.reading import MISSING_RIGHT, needed, unread
+from gpu_device_plugin.report.commands import (
+    AS_JSON,
+    MISSING_RIGHT,
+    NODE,
+    Command,
+    Option,
+    Output,
+    argument,
+    needed,
+    unread,
+)
 from gpu_device_plugin.report.rules.columns import Line, Tone
 from gpu_device_plugin.report.rules.finding import Unknown
 from gpu_device_plugin.report.rules.printing import first

@@ -48,7 +48,7 @@ from gpu_device_plugin.programs.doctor.rules.symptoms import (
     node_seen,
 )
 from gpu_device_plugin.programs.inspect.uninstall import mig_resources
-from gpu_device_plugin.report.reading import unread
+from gpu_device_plugin.report.commands import unread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence

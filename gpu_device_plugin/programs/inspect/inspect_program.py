@@ -32,17 +32,23 @@ from gpu_device_plugin.programs.inspect.overview import CHOICE, COUNTING, OVERVI
 from gpu_device_plugin.programs.inspect.top_picture import Picture, frame
 from gpu_device_plugin.programs.inspect.uninstall import UNINSTALL
 from gpu_device_plugin.report.commands import (
+    GRANT,
     NAMESPACE,
     NODE,
     PODS_OF_KUBECTL,
     Command,
     Output,
+    add_more,
+    all_of,
     argument,
+    cluster_of,
+    named_pod,
+    needed,
     switch,
+    unread,
     valued,
 )
 from gpu_device_plugin.report.followed_cluster import cluster
-from gpu_device_plugin.report.reading import GRANT, add_more, all_of, cluster_of, named_pod, needed, unread
 from gpu_device_plugin.report.rules.columns import Line, Tone, columns
 from gpu_device_plugin.report.rules.extension import placed
 from gpu_device_plugin.report.rules.finding import examine, exit_code, report

@@ -17,9 +17,19 @@ from gpu_device_plugin.kubernetes.objects.api_objects import escaped, readable
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS, PodReader
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT
 from gpu_device_plugin.programs.inspect.gpushare_layout import details, summary, wide
-from gpu_device_plugin.report.commands import NODE, Command, Output, argument, either, switch
+from gpu_device_plugin.report.commands import (
+    GRANT,
+    NODE,
+    Command,
+    Output,
+    all_of,
+    argument,
+    cluster_of,
+    either,
+    switch,
+    unread,
+)
 from gpu_device_plugin.report.followed_cluster import cluster
-from gpu_device_plugin.report.reading import GRANT, all_of, cluster_of, unread
 from gpu_device_plugin.report.rules.columns import columns
 from gpu_device_plugin.report.rules.held_instances import instance_pod
 from gpu_device_plugin.report.rules.overview_document import document
