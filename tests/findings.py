@@ -18,7 +18,9 @@ def told(findings: Iterable[Finding], show: str = "") -> list[str]:
 def _told(finding: Finding, show: Iterable[str]) -> str:
     assert str(finding) != finding.advice, "both can be put in words"
     shown = {name: finding.parameters[name] for name in show if name in finding.parameters}
-    values = {name: ", ".join(sorted(value)) if isinstance(value, tuple) else value for name, value in shown.items()}
+    values = {
+        name: ", ".join(sorted(map(str, value))) if isinstance(value, tuple) else value for name, value in shown.items()
+    }
     return " ".join([finding.severity, finding.code, *(f"{name}={value}" for name, value in values.items())])
 
 

@@ -13,7 +13,8 @@ from bench import sampling, synthetic
 from bench.kubeapi import Bound
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
 from gpu_device_plugin.scheduler.rules.candidate import by_division, candidate
-from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, unfit
+from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
+from gpu_device_plugin.scheduler.rules.fitting import unfit
 from gpu_device_plugin.scheduler.rules.packing import CachingPacker, Effort
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.scheduler.rules.usage import usage_of

@@ -136,7 +136,6 @@ REPORT_FEATURES: dict[str, ReportParts] = {
         cluster_checks=(Check("memory use", "variables", use, "nodes ready", partly="nodes"),),
         node_checks=(Check("memory use", "clock", use, "alone.nodes alone.ready"),),
     ),
-    "preemption": ReportParts(facts=(PreemptionReport(),)),
     "history": ReportParts(
         of_agents=(AgentFacts(NodeHistory, histories_of, slowness),),
         commands=(INCIDENT,),
@@ -164,6 +163,7 @@ REPORT_FEATURES: dict[str, ReportParts] = {
         cluster_checks=(Check("MPS", "variables, memory limits", supervisors, "nodes supervised limits_by_profile"),),
         node_checks=(Check("MPS", "cgroups, memory limits", supervisor, "settings labels mps names mps_left"),),
     ),
+    "preemption": ReportParts(facts=(PreemptionReport(),)),
     "capacity": ReportParts(commands=(PLAN,), routes=("plans/",), knobs=knobs_of(CapacitySettings)),
     "cordon": ReportParts(commands=(CORDON, UNCORDON)),
     "idle": ReportParts(commands=(WAKE,), knobs=knobs_of(IdleActionSettings)),

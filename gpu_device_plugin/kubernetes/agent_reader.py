@@ -30,10 +30,10 @@ _ANSWER_S = 10.0
 class AgentUnreadableError(Exception):
     """The agent of a node does not answer. The message is a sentence for people, without a full stop."""
 
-    def __init__(self, sentence: str, status: int = 502) -> None:
-        """Keep the HTTP status of the page's answer."""
+    def __init__(self, code: str, sentence: str, status: int = 502, **parameters: str | tuple[str, ...]) -> None:
+        """Keep what the sentence is made of, for other languages, and the HTTP status of the page's answer."""
         super().__init__(sentence)
-        self.status = status
+        self.code, self.status, self.parameters = code, status, parameters
 
 
 class AgentReader:
@@ -82,16 +82,20 @@ class AgentReader:
         if (agent := known.by_node.get(node)) is None:
             why = known.why or "no agent that serves HTTP runs there"
             other = "; --agents-namespace names another namespace" if known.elsewhere else ""
-            raise AgentUnreadableError(f"the agent of node {node} cannot be asked: {why}{other}", 404)
+            said = f"the agent of node {node} cannot be asked: {why}{other}"
+            code = "agent-nowhere" if known.why else "agent-not-there"
+            raise AgentUnreadableError(code, said, 404, node=node, elsewhere=known.elsewhere)
         try:
             return await self._client.from_pod(
                 agent.namespace, agent.name, agent.port or 0, path, most=most, timeout_s=timeout_s
             )
         except NotFoundError as error:
             why = f"it is older than this {by}, records nothing, or has forgotten it"
-            raise AgentUnreadableError(f"the agent of node {node} has nothing of it: {why}", 404) from error
+            said = f"the agent of node {node} has nothing of it: {why}"
+            raise AgentUnreadableError("agent-has-nothing", said, 404, node=node) from error
         except UnavailableError as error:
-            raise AgentUnreadableError(f"the agent of node {node} does not answer: {error}") from error
+            said = f"the agent of node {node} does not answer: {error}"
+            raise AgentUnreadableError("agent-silent", said, node=node, why=str(error)) from error
 
     async def read(self, node: str, path: str, kind: type[T]) -> T:
         """Return the answer of a node's agent, decoded as `kind`; raises as `ask`."""
@@ -103,9 +107,8 @@ async def understood(body: bytes, node: str, kind: type[T], by: str = "command")
     try:
         return await asyncio.to_thread(msgspec.json.Decoder(kind).decode, body)
     except (ValueError, RecursionError) as error:
-        raise AgentUnreadableError(
-            f"what the agent of node {node} remembers cannot be understood; upgrade the older of agent and {by}"
-        ) from error
+        said = f"what the agent of node {node} remembers cannot be understood; upgrade the older of agent and {by}"
+        raise AgentUnreadableError("agent-not-understood", said, node=node) from error
 
 
 AGENT_LABELS = "app.kubernetes.io/name=gpushare,app.kubernetes.io/component=node"

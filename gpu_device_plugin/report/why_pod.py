@@ -14,8 +14,8 @@ from gpu_device_plugin.model.contract.keys import GPU_POLICY
 from gpu_device_plugin.report.rules.extension import Kept
 from gpu_device_plugin.report.rules.finding import note
 from gpu_device_plugin.report.rules.held_instances import asked_by_profile, asked_instances
-from gpu_device_plugin.report.rules.node_answers import NodeAnswer, answers, besides, describe, exclusions
-from gpu_device_plugin.report.rules.pod_causes import causes
+from gpu_device_plugin.report.rules.node_answers import NodeAnswer, answers, describe
+from gpu_device_plugin.report.rules.pod_causes import besides, causes, exclusions
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import SettingsError
@@ -46,11 +46,11 @@ class Policy:
     """A name in `POLICIES`, and its origin."""
 
     name: str
-    assumed: str = ""
-    """Why the built-in policy is assumed, as the end of a sentence; empty: `name` is configured."""
+    assumed: Finding | None = None
+    """Why the built-in policy is assumed, as the end of a sentence; None: `name` is configured."""
 
 
-def assumed(why: str = "") -> Policy:
+def assumed(why: Finding | None = None) -> Policy:
     """Return the built-in policy, and why it is assumed, as the end of a sentence."""
     return Policy(ExtenderSettings().gpu_policy, why)
 
@@ -66,24 +66,28 @@ async def policy_of(client: Client, others: tuple[Knob, ...]) -> Policy:
         async for page in client.pages(_CONFIGMAPS, fields=f"metadata.name={CONFIGURATION}"):
             found += [decoded(raw, ConfigMap) for raw in page.items or ()]
     except (ApiError, UnreadableObjectError) as error:
-        return assumed(f"the ConfigMap {CONFIGURATION} cannot be read ({error})")
+        text = f"the ConfigMap {CONFIGURATION} cannot be read ({{error}})"
+        return assumed(note("config-unreadable", text, error=str(error)))
     if len(found) != 1:
-        places = ", ".join(sorted(one.metadata.namespace for one in found)) or "no namespace"
-        return assumed(f"there is a ConfigMap {CONFIGURATION} in {places}, instead of in one namespace")
+        places = tuple(sorted(one.metadata.namespace for one in found))
+        where = "{places:+, }" if places else "no namespace"
+        text = f"there is a ConfigMap {CONFIGURATION} in {where}, instead of in one namespace"
+        return assumed(note("config-elsewhere" if places else "config-nowhere", text, places=places))
     where = f"{found[0].metadata.namespace}/{CONFIGURATION}, {_FILE}"
-    text = Text(where, (found[0].data or {}).get(_FILE, "").encode())
+    content = Text(where, (found[0].data or {}).get(_FILE, "").encode())
     try:
-        return Policy(Sources(ExtenderSettings, {}, {}, others).read(texts=Texts(text)).gpu_policy)
+        return Policy(Sources(ExtenderSettings, {}, {}, others).read(texts=Texts(content)).gpu_policy)
     except SettingsError as error:
-        return assumed(f"the ConfigMap {CONFIGURATION} cannot be used ({error})")
+        text = f"the ConfigMap {CONFIGURATION} cannot be used ({{error}})"
+        return assumed(note("config-unusable", text, error=str(error)))
 
 
 @dataclass(frozen=True, slots=True)
 class Why:
     """Why a pod waits, or where it is."""
 
-    asks: str = ""
-    """The demand of a pod that waits, as the end of a sentence; empty: it does not wait for GPUs."""
+    asks: tuple[Finding, ...] = ()
+    """The demand of a pod that waits, as ends of a sentence; none: it does not wait for GPUs."""
     facts: tuple[Finding, ...] = ()
     """About the pod itself."""
     answers: tuple[NodeAnswer, ...] = ()
@@ -126,7 +130,7 @@ def why(
         facts = [*(each for feature in features for each in feature.unoffered(pod, nodes, excluded)), *facts]
     if demand is None:
         return Why(asked_by_profile(of_instances), tuple(facts))
-    asks = " and ".join(filter(None, (describe(demand, resources, nodes or ()), asked_by_profile(of_instances))))
+    asks = (*describe(demand, resources, nodes or ()), *asked_by_profile(of_instances))
     if nodes is None:
         return Why(asks, tuple(facts))
     facts += (each for feature in features for each in feature.otherwise(demand, nodes))
@@ -166,7 +170,7 @@ async def explained(
     settings: tuple[Knob, ...],
     slow: Callable[[], Iterable[Finding]] = tuple,
     shown: Callable[[NodeView], NodeView] = lambda node: node,
-) -> tuple[list[str], Sequence[NodeAnswer]]:
+) -> tuple[list[Finding], Sequence[NodeAnswer]]:
     """Return why a pod waits, runs where it does or is slow, in sentences, and the answer of each node; see `why`.
 
     `settings` are those of the extender's features. `slow` returns why a pod that runs `on_gpus` is slow. Nodes are
@@ -177,13 +181,14 @@ async def explained(
     silent = not named and any(node.candidate.gpus.policy is None for node in nodes or ())
     policy = await policy_of(client, settings) if silent else None
 
-    def told() -> tuple[list[str], Sequence[NodeAnswer]]:
+    def told() -> tuple[list[Finding], Sequence[NodeAnswer]]:
         views = None if nodes is None else [*map(shown, nodes)]
         said = why(pod, status, resources, views, most=most, policy=policy, followed=followed, features=features)
         # What histories tell by another name stays, as it has the newer figures.
         squeezed = any(fact.code == "squeezed" for fact in said.facts)
         facts = [*said.facts, *(each for each in slow() if not (squeezed and each.code == "memory-full"))]
-        waits = [f"{pod.namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
-        return [*waits, *map(str, facts)], said.answers
+        name, text = f"{pod.namespace}/{pod.name}", "{pod} waits for {asks:+ and }."
+        waits = [note("waits-for", text, pod=name, asks=said.asks)] if said.asks else []
+        return [*waits, *facts], said.answers
 
     return await asyncio.to_thread(told)

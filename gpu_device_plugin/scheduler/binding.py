@@ -14,7 +14,8 @@ from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.kubernetes.writers.binder import BindError
 from gpu_device_plugin.model.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION, MEMORY_HELD
 from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S
-from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, by_claims, fit
+from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
+from gpu_device_plugin.scheduler.rules.fitting import by_claims, fit
 from gpu_device_plugin.scheduler.rules.pod_demand import Impossible, ask
 from gpu_device_plugin.scheduler.rules.usage import promise
 

@@ -68,6 +68,8 @@ class LeaderTasks:
             except (ApiError, TimeoutError) as error:
                 for step in {step.waits: step for step in steps}.values():
                     _told(step, error)
+                # An API server in trouble is asked by all together as often as by the slowest alone.
+                await asyncio.sleep(len(self._rounds) * max(self._rounds) - pause_s)
             else:
                 if term is not None and term != known:
                     for step in steps:

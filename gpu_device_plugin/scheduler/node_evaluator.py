@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from gpu_device_plugin.model.placing import FIT
 from gpu_device_plugin.model.resources import NO_AMOUNTS
 from gpu_device_plugin.scheduler.rules.changes import ChangeLog
-from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, reason_of_one, room_decides, unfit
+from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
+from gpu_device_plugin.scheduler.rules.fitting import reason_of_one, room_decides, unfit
 from gpu_device_plugin.scheduler.rules.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.scheduler.rules.scoring import Scorer
 
@@ -37,9 +38,9 @@ _MOST_ASKS = 64
 _AT_ONCE = 16
 """So many nodes are appraised in one step."""
 
-UNKNOWN = FilterFailure("this node is not known to the GPU scheduler yet", unresolvable=False)
+UNKNOWN = FilterFailure("node-unknown", "this node is not known to the GPU scheduler yet")
 UNTRIED = FilterFailure(
-    "the search for GPUs for all containers of the pod together is not finished yet", unresolvable=False
+    "search-unfinished", "the search for GPUs for all containers of the pod together is not finished yet"
 )
 
 

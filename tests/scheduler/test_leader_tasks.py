@@ -105,6 +105,14 @@ async def test_nobody_acts_before_it_is_known_what_others_did(caplog: pytest.Log
         await eventually(lambda: "a" in w.story)
 
 
+async def test_an_api_server_in_trouble_is_asked_no_more_often_than_the_slowest_pace_says() -> None:
+    w = World()
+    w.terms.term, w.terms.fails = "first", TimeoutError("not all pods are known")
+    async with w.running(quick=0.001, slow=0.05):
+        await asyncio.sleep(0.5)
+    assert w.terms.asked <= 2 + 0.5 / 0.05
+
+
 async def test_an_error_of_a_step_keeps_none_of_the_others(caplog: pytest.LogCaptureFixture) -> None:
     w = World()
     w.terms.term = "first"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.fitting import FilterFailure
+    from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
 
 
 def verdicts(evaluator: NodeEvaluator, ask: GpuRequest, nodes: Iterable[Candidate]) -> list[FilterFailure | None]:

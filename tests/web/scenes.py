@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 
 from gpu_device_plugin.features.history.contract import IncidentKind, IncidentList
+from gpu_device_plugin.report.rules.finding import note
+from gpu_device_plugin.report.rules.node_answers import whole_gpus
 from tests import histories
 
 Json = dict[str, Any]
@@ -151,7 +153,7 @@ def summed(node: Json) -> Json:
 
 
 def cluster(
-    *nodes: Json, waiting: tuple[Json, ...] = (), notes: tuple[str, ...] = (), source: str = "agents", why: str = ""
+    *nodes: Json, waiting: tuple[Json, ...] = (), notes: tuple[Any, ...] = (), source: str = "agents", why: str = ""
 ) -> Json:
     """Return the event `cluster`."""
     return {
@@ -163,6 +165,19 @@ def cluster(
         "figures": {"source": source, "why": why},
         "read": read(),
     }
+
+
+XL = note(
+    "pod-to-end",
+    "{pod} ({amounts:+, }, priority {priority})",
+    pod="research/diffusion-xl",
+    amounts=("32 GiB",),
+    priority=0,
+)
+ENDED = note(
+    "room-if-one-ended", "There would be room on {node} if this pod ended: {pods:+, }", node="h100-1", n=1, pods=(XL,)
+)
+ROOM = note("makes-room", "{room}.", room=ENDED)
 
 
 def small() -> Scene:
@@ -266,11 +281,11 @@ def small() -> Scene:
             {
                 "namespace": "training",
                 "name": "finetune-70b",
-                "asks": "2 whole GPUs",
+                "asks": note("asks", "{asks:+ and }", asks=(whole_gpus(2),)).message(),
                 "since": before(minutes=41),
                 "scheduler": "gpushare-scheduler",
                 "why": "None of 4 nodes takes it: fewer than 2 GPUs are unused (3); it is cordoned (1).",
-                "room": "There would be room on h100-1 if this pod ended: research/diffusion-xl (32 GiB, priority 0).",
+                "room": ROOM.message(),
             }
         ),
         said(
@@ -464,8 +479,8 @@ def hostile() -> Scene:
                 "name": HOSTILE,
                 "asks": "\u202e" + "9" * 300,
                 "since": "<script>",
-                "why": HOSTILE * 20,
-                "room": "\u202eroom",
+                "why": note("only-node", "{node}" * 20, node=HOSTILE, why=HOSTILE).message(),
+                "room": note("makes-room", "{room}", room="\u202eroom").message(),
             }
         ),
     )
@@ -473,11 +488,19 @@ def hostile() -> Scene:
         "namespace": "evil",
         "name": HOSTILE,
         "phase": "<script>alert(2)</script>",
-        "why": [HOSTILE, "\u202ewhy" + "w" * 400],
+        "why": [
+            note("of-node", "{node}", node=HOSTILE, why="\u202ewhy" + "w" * 400).message(),
+            note("held", "{amount}", pod=HOSTILE, amount="\u202ewhy" + "w" * 400).message(),
+        ],
         "events": [{"type": "Warning", "reason": HOSTILE, "message": HOSTILE + "\u202e", "count": 2, "last": HOSTILE}],
     }
     pod["containers"][0]["variables"] = {"NVIDIA_VISIBLE_DEVICES": HOSTILE, "v" * 300: "\u202e" + "z" * 2000}
-    return Scene(cluster(*nodes, waiting=waiting, notes=(HOSTILE, "\u202enote")), pods={("evil", HOSTILE): pod})
+    return Scene(
+        cluster(
+            *nodes, waiting=waiting, notes=(note("node-problem", "{problem}", problem=HOSTILE).message(), "\u202enote")
+        ),
+        pods={("evil", HOSTILE): pod},
+    )
 
 
 TEAMS = (

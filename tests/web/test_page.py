@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.features.capacity.report import stays
+from gpu_device_plugin.kubernetes.client.errors import Call
+from gpu_device_plugin.programs.web.watched import missing_right
+from gpu_device_plugin.report.rules.finding import note
 from tests.patience import eventually
 from tests.web import scenes
 from tests.web.page_server import TOKEN, PageServer
@@ -252,9 +256,10 @@ WAITS = {
     "containers": [{"name": "main", "asks": {"aliyun.com/gpu-mem": 16}}],
 }
 STRAY = [
-    {"pod": f"research/x{number:02}", "node": "t4-1", "why": "no controller would replace it"} for number in range(12)
+    {"pod": f"research/x{number:02}", "node": "t4-1", "why": stays("no controller would replace it").message()}
+    for number in range(12)
 ]
-PLAN = {
+PLAN: dict[str, Any] = {
     "version": 1,
     "plans": [{"for": "training/finetune-70b", "found": True, "fewestPossible": 1, "exact": False, "moves": [
         {"pod": "default/web-0", "from": {"node": "t4-1", "gpus": [0]}, "to": {"node": "h100-1", "gpus": {"2": 5}}},
@@ -264,9 +269,12 @@ PLAN = {
         {"node": "t4-1", "gpu": 0, "before": {"default/web-0": 5}, "freeBefore": 10, "after": {"training/finetune-70b (new)": 15}, "freeAfter": 0},
         {"node": "gone", "gpu": 1, "before": {}, "freeBefore": 4, "after": {HOSTILE: 0}, "freeAfter": 0},
     ],
-    "stays": [*STRAY, {"pod": "default/db-0", "node": "h100-1", "why": "its PodDisruptionBudget allows no disruption"}],
-    "verdict": "2 moves make room for training/finetune-70b. There may be a plan with fewer.",
-    "notes": ["The right to list poddisruptionbudgets.policy in the whole cluster is missing: the API server may refuse evictions that the plan counts on."],
+    "stays": [*STRAY, {"pod": "default/db-0", "node": "h100-1", "why": stays("its PodDisruptionBudget allows no disruption").message()}],
+    "verdict": note("plan-fewer", "2 moves make room for {pod}. There may be a plan with fewer.", pod="training/finetune-70b", n=2).message(),
+    "notes": [
+        note("budgets-unread", "{right}: the API server may refuse evictions that the plan counts on.",
+            right=missing_right(Call("list", "poddisruptionbudgets", "policy"))).message(capital=True),
+    ],
 }  # fmt: skip
 PLANNED = "document.querySelector('.plan > p').innerText.length > 0 && !document.querySelector('.plan > p').innerText.endsWith('…')"
 
@@ -283,7 +291,7 @@ async def test_a_plan_for_a_waiting_pod_is_shown_when_it_is_asked_for(browser: B
         await tab.press("Enter")
         await tab.until(PLANNED)
         assert server.asked[-1] == "/api/v1/plans/training/finetune-70b"
-        assert await tab.text(".plan > p[role=status]") == PLAN["verdict"]
+        assert await tab.text(".plan > p[role=status]") == PLAN["verdict"]["text"]
         assert (await tab.text(".plan-moves")).split("\n")[0] == "default/web-0: from t4-1, GPU 0 to h100-1, GPU 2"
         assert await tab.run("document.querySelectorAll('.plan-moves li').length") == 2
         rows = "[...document.querySelectorAll('.plan-gpus tbody tr')].map((row) => [...row.cells].map((cell) => cell.innerText))"
@@ -304,7 +312,7 @@ async def test_a_plan_for_a_waiting_pod_is_shown_when_it_is_asked_for(browser: B
         server.change(node("marker", gpu(0, "marker", T4)))
         await tab.until("document.querySelector('[data-node=marker]')")
         await tab.run("new Promise((done) => setTimeout(done, 1200))")
-        assert await tab.text(".plan > p[role=status]") == PLAN["verdict"]
+        assert await tab.text(".plan > p[role=status]") == PLAN["verdict"]["text"]
     async with opened(browser, scene, "?lang=zh&pod=training/finetune-70b") as (tab, _):
         await tab.until("document.querySelector('.plan button')")
         await tab.click(".plan button")
@@ -495,8 +503,8 @@ async def test_data_that_the_server_itself_has_not_heard_of_lately_is_said(brows
         assert "last answered 47 s ago" in await tab.text("#status")
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-async def test_hostile_names_stay_text_within_their_bounds(browser: Browser, width: int) -> None:
+@pytest.mark.parametrize(("width", "language"), [(1280, "en"), (400, "en"), (400, "zh")])
+async def test_hostile_names_stay_text_within_their_bounds(browser: Browser, width: int, language: str) -> None:
     """No element is made of them, no direction turned by them, and nothing is wider than the window."""
     async with opened(browser, scenes.hostile()) as (tab, _):
         await tab.size(width, 900)
@@ -506,7 +514,8 @@ async def test_hostile_names_stay_text_within_their_bounds(browser: Browser, wid
             f"?pod=evil/{HOSTILE.replace('<', '%3C').replace('>', '%3E').replace(' ', '+')}",
             "?panel=javascript:alert(1)",
         ):
-            await tab.run(f"history.replaceState(null, '', '/{look}'); dispatchEvent(new PopStateEvent('popstate'))")
+            path = f"/{look or '?'}&lang={language}"
+            await tab.run(f"history.replaceState(null, '', '{path}'); dispatchEvent(new PopStateEvent('popstate'))")
             await tab.until("document.querySelector('.card, .tile')")
             if "pod=" in look:
                 await tab.until("document.querySelector('#side-panel:not([hidden]) .events')")

@@ -55,7 +55,7 @@ class KnownKinds:
     namespace: str
 
     def __post_init__(self) -> None:
-        self._types = NodeTypes(self._context.evaluator.rows)
+        self._types = NodeTypes(self._context.evaluator)
         self._kept: dict[str, str] | None = None
         """By `NodeKind.key`, the JSON of the kinds that are remembered; None: it is to be read."""
         self._written = True

@@ -32,7 +32,8 @@ from gpu_device_plugin.kubernetes.client.errors import (
 from gpu_device_plugin.kubernetes.objects.decoding import PODS
 from gpu_device_plugin.kubernetes.writers.evictions import EvictionOutcome, evict
 from gpu_device_plugin.model.contract.keys import MOVE_REFUSED, MOVE_TO, MalformedAnnotationError
-from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, fit
+from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
+from gpu_device_plugin.scheduler.rules.fitting import fit
 from gpu_device_plugin.scheduler.rules.node_constraints import NO_TERMS, NOWHERE, obstacles
 from gpu_device_plugin.scheduler.rules.pod_demand import Impossible, ask
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.features.capacity.rules.movable import UnmovableReason
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.report.rules.columns import Layout, Line, Row, table
+from gpu_device_plugin.report.rules.finding import Finding, note
 from gpu_device_plugin.report.rules.printing import counted, first, ranges
 
 if TYPE_CHECKING:
@@ -42,6 +43,19 @@ def verdict(found: Plan, goal: str) -> str:
     verb, _, rest = goal.partition(" ")
     moves = f"{counted(number, 'move')} {verb}{'s' if number == 1 else ''} {rest}"
     return f"{moves}." if found.fewest else f"{moves}. There may be a plan with fewer."
+
+
+def makes_room(found: Plan, pod: str) -> Finding:
+    """Return the verdict on a plan that makes room for a pod, ``namespace/name``."""
+    moves = found.moves
+    code = "none-found" if moves is None else "none-needed" if not moves else "fewest" if found.fewest else "fewer"
+    text = verdict(found, "make room for {pod}")
+    return note(f"plan-{code}", text, pod=pod, n=0 if moves is None else len(moves))
+
+
+def stays(why: str) -> Finding:
+    """Return a reason of the column of a plan's document that names why a pod is not moved."""
+    return note(f"stays-{UnmovableReason(why).name.lower().replace('_', '-')}", why)
 
 
 def move_lines(moves: Sequence[Move], width: int) -> list[Line]:

@@ -30,7 +30,8 @@ from gpu_device_plugin.model.contract.keys import SERVE_LABEL
 from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules.extension import Explanation, Kept, ReportFeature, SchedulingStatus
-from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, grouped, note, ok, warning
+from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, few, grouped, note, ok, warning
+from gpu_device_plugin.report.rules.node_answers import memory_of, whole_gpus
 from gpu_device_plugin.report.rules.pod_causes import (
     being_deleted,
     events_told,
@@ -41,7 +42,6 @@ from gpu_device_plugin.report.rules.pod_causes import (
     scheduler_says,
     status_says,
 )
-from gpu_device_plugin.report.rules.printing import first
 from gpu_device_plugin.report.rules.terminal_tables import CLAIMS, PodRow, gib, row_waiting
 
 if TYPE_CHECKING:
@@ -72,8 +72,9 @@ def claim_causes(
     if pod.node_name:
         if pod.phase == "Pending" and not pod.running and not pod.deleting:
             # The kubelet prepares claims before it starts containers.
+            text = "Its node prepares its claims before its containers start"
             told = "; its Events say why not:" if status.events else ", and no Event says that anything is in the way."
-            states.append(note("preparing", f"Its node prepares its claims before its containers start{told}"))
+            states.append(note("preparing-fails" if status.events else "preparing", f"{text}{told}"))
         if nodes is not None and pod.node_name in nodes:
             states += lent(pod, nodes[pod.node_name].report)
         return [on_node(pod), *status_says(status), *states, *events_told(status)], ()
@@ -105,9 +106,9 @@ def _claim(
 def _state(claim: Claim, nodes: Mapping[str, NodeView] | None) -> Iterator[Finding]:
     name = claim.name
     if not claim.allocated:
-        asks = " and ".join(map(_asked, claim.requests)) or "nothing"
+        asks = tuple(map(_asked, claim.requests)) or (note("nothing", "nothing"),)
         text = "ResourceClaim {claim} is not allocated yet; it asks for {amount}."
-        yield note("claim-not-allocated", text, claim=name, amount=asks)
+        yield note("claim-not-allocated", text, claim=name, amount=note("asks", "{asks:+ and }", asks=asks))
         return
     for device in taken(claim):
         yield note("claim-has", "ResourceClaim {claim} has {device}.", claim=name, device=_had(device, nodes))
@@ -123,7 +124,12 @@ def _instances(waiting: Iterable[Claim], nodes: Mapping[str, NodeView] | None) -
     if not nodes or not any(asks_for_instances(request) for claim in waiting for request in claim.requests):
         return
     free = [
-        f"{name} has {', '.join(f'{profile} ({count})' for profile, count in sorted(instances.items()))}"
+        note(
+            "has-instances",
+            "{node} has {instances:+, }",
+            node=name,
+            instances=tuple(f"{profile} ({count})" for profile, count in sorted(instances.items())),
+        )
         for name, node in sorted(nodes.items())
         if node.candidate.gpus.claims and (instances := free_instances(node))
     ]
@@ -132,48 +138,63 @@ def _instances(waiting: Iterable[Claim], nodes: Mapping[str, NodeView] | None) -
             "Whole MIG instances that no claim has: {instances}. The selectors of the request decide which of them "
             "will do."
         )
-        yield note("instances-free", text, instances=first(free, separator="; "))
+        yield note("instances-free", text, instances=few(free, "; "))
     else:
         text = "No node that serves claims has a MIG instance, healthy, that no claim has."
         yield note("no-instance-free", text)
 
 
-def _had(device: Device, nodes: Mapping[str, NodeView] | None) -> str:
+def _had(device: Device, nodes: Mapping[str, NodeView] | None) -> Finding:
     node = (nodes or {}).get(device.pool)
     uuid = parse_device_name(device.name)
     listed = () if node is None else (*node.candidate.gpus.all, *node.candidate.gpus.gone)
     gpu = next((gpu for gpu in listed if gpu.uuid.lower() == uuid.lower() and uuid), None)
-    facts = [] if gpu is None else [gpu.model, gpu.uuid]
-    which = f"GPU {device.name if gpu is None else gpu.position}" + (f" ({', '.join(facts)})" if facts else "")
-    amount = "all" if device.whole else format_mib(device.memory_mib or 0)
-    return f"{amount} of {which} on node {device.pool}"
+    return note(
+        "device",
+        "{amount} of GPU {gpu}" + ("" if gpu is None else " ({facts:+, })") + " on node {node}",
+        amount=note("all", "all") if device.whole else format_mib(device.memory_mib or 0),
+        gpu=device.name if gpu is None else gpu.position,
+        facts=() if gpu is None else (gpu.model, gpu.uuid),
+        node=device.pool,
+    )
 
 
-def _asked(request: DeviceRequest) -> str:
+def _asked(request: DeviceRequest) -> Finding:  # noqa: PLR0911
     """Return what a request asks for, as the end of a sentence."""
     if request.admin:
-        return "access beside those who have a GPU (admin)"
+        return note("admin-access", "access beside those who have a GPU (admin)")
     if not asks_for_ours(request):
-        return (
-            f"devices of the class {request.device_class}, which is none of ours ({SHARED_CLASS}, {WHOLE_CLASS}, "
-            f"{MIG_CLASS}), so that its nodes are not explained here"
+        text = (
+            f"devices of the class {{name}}, which is none of ours ({SHARED_CLASS}, {WHOLE_CLASS}, {MIG_CLASS}), so "
+            "that its nodes are not explained here"
         )
-    count, kind = request.count, "MIG instance" if asks_for_instances(request) else "GPU"
-    every = f"every {kind} that matches"
-    if request.device_class == WHOLE_CLASS or asks_for_instances(request):
-        return f"one whole {kind}" if count == 1 else f"{count} whole {kind}s" if count else every
-    memory = "the smallest part" if request.memory_mib is None else format_mib(request.memory_mib)
-    return f"{memory} of {'one GPU' if count == 1 else f'each of {count} GPUs' if count else every}"
+        return note("devices-of-others", text, name=request.device_class)
+    count = request.count
+    if asks_for_instances(request):
+        if not count:
+            return note("every-instance", "every MIG instance that matches")
+        return note("whole-instances", "one whole MIG instance" if count == 1 else "{n} whole MIG instances", n=count)
+    if request.device_class == WHOLE_CLASS:
+        return whole_gpus(count) if count else note("every-gpu", "every GPU that matches")
+    smallest = note("smallest-part", "the smallest part")
+    memory = smallest if request.memory_mib is None else format_mib(request.memory_mib)
+    if count == 1:
+        return memory_of(memory, 1)
+    several = "memory-of-each-gpu", "{memory} of each of {n} GPUs"
+    return note(
+        *(several if count else ("memory-of-every-gpu", "{memory} of every GPU that matches")), memory=memory, n=count
+    )
 
 
-def asked_by_claims(claims: Iterable[Claim]) -> str:
+def asked_by_claims(claims: Iterable[Claim]) -> Finding:
     """Return what claims wait for, as the end of a sentence."""
-    return f"{' and '.join(map(asked_amount, claims))}, through ResourceClaims"
+    asked = tuple(each for claim in claims for each in asked_amounts(claim))
+    return note("through-claims", "{asks:+ and }, through ResourceClaims", asks=asked)
 
 
-def asked_amount(claim: Claim) -> str:
+def asked_amounts(claim: Claim) -> tuple[Finding, ...]:
     """Return what a claim asks for of our devices."""
-    return " and ".join(_asked(request) for request in claim.requests if asks_for_ours(request))
+    return tuple(_asked(request) for request in claim.requests if asks_for_ours(request))
 
 
 def by_claim_instead(asked: GpuRequest, nodes: Sequence[NodeView]) -> Iterator[Finding]:
@@ -183,7 +204,8 @@ def by_claim_instead(asked: GpuRequest, nodes: Sequence[NodeView]) -> Iterator[F
         return
     sizes = {node.candidate.gpus.share_mib for node in nodes}
     mib = (sizes.pop() or MIB_PER_GIB) * (memory[0].amount // memory[0].gpus) if len(sizes) == 1 else None
-    amount = "the amount" if mib is None else f"{mib // MIB_PER_GIB}Gi" if mib % MIB_PER_GIB == 0 else f"{mib}Mi"
+    unknown = note("the-amount", "the amount")
+    amount = unknown if mib is None else f"{mib // MIB_PER_GIB}Gi" if mib % MIB_PER_GIB == 0 else f"{mib}Mi"
     text = (
         "Every node that shares GPUs gives them to ResourceClaims (DRA), and none to limits: let the pod name a "
         f"ResourceClaimTemplate of the DeviceClass {SHARED_CLASS} with the capacity memory: {{amount}} (docs/dra.md)."
@@ -210,7 +232,8 @@ def rows_claimed(claims: Iterable[Claim]) -> list[PodRow]:
 def claims_waiting(claims: Iterable[Claim]) -> list[PodRow]:
     """Return claims that wait for GPUs with what they ask for. Kube-scheduler names their pods only afterwards."""
     asking = filter(waits_for_ours, claims)
-    return [row_waiting(f"{each.namespace}/{label(each)}", asked_amount(each)) for each in asking]
+    asks = ((f"{each.namespace}/{label(each)}", " and ".join(map(str, asked_amounts(each)))) for each in asking)
+    return [row_waiting(name, amounts) for name, amounts in asks]
 
 
 class ClaimsReport(ReportFeature):
@@ -228,7 +251,7 @@ class ClaimsReport(ReportFeature):
         by_name = None if nodes is None else {node.name: node for node in nodes}
         own = None if claims is None else {each.name: each for each in claims if each.namespace == pod.namespace}
         facts, waiting = claim_causes(pod, status, own, by_name)
-        asks = asked_by_claims(waiting) if waiting else ""
+        asks = (asked_by_claims(waiting),) if waiting else ()
         shown = map(for_claims, nodes or ()) if ask_of_claims(waiting, None).parts else ()
         return Explanation(
             asks,

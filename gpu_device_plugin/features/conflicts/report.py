@@ -13,7 +13,7 @@ from gpu_device_plugin.features.conflicts.settings import ConflictSettings
 from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules.extension import ReportFeature
-from gpu_device_plugin.report.rules.finding import Finding, error, grouped, note, ok, warning
+from gpu_device_plugin.report.rules.finding import Finding, error, grouped, literal, note, ok, warning
 from gpu_device_plugin.report.rules.printing import MOST_NAMED
 
 if TYPE_CHECKING:
@@ -61,7 +61,17 @@ _OF_A_PROFILE = re.compile(r"mig|[1-7]g\.", re.ASCII)
 _DID_YOU_MEAN = "It asks for {resource}, which no agent offers: did you mean {meant}?"
 
 
-_INSTEAD = {Kind.MEMORY: "{name}: N for N units of the memory of one GPU", Kind.COUNT: "{name}: 1 for a whole GPU"}
+_INSTEAD = {
+    Kind.MEMORY: ("write-memory", "{name}: N for N units of the memory of one GPU"),
+    Kind.COUNT: ("write-count", "{name}: 1 for a whole GPU"),
+}
+
+
+def _instead(resources: Iterable[Resource], instances: Iterable[str] = ()) -> Finding:
+    """Return what a container may ask for, as the end of a sentence."""
+    ways = [note(*_INSTEAD[resource.kind], name=resource.name) for resource in resources]
+    ways += [note("write-instance", "{name}: 1 for a MIG instance", name=name) for name in instances]
+    return note("ways", "{ways:+ or }", ways=tuple(ways))
 
 
 def asks_for_others(
@@ -73,9 +83,7 @@ def asks_for_others(
     names = [resource.name for resource in resources]
     short = {resource.name.partition("/")[2]: resource.name for resource in resources}
     domains = {resource.name.partition("/")[0] for resource in resources}
-    others = [_INSTEAD[resource.kind].format(name=resource.name) for resource in resources]
-    others += [f"{name}: 1 for a MIG instance" for name in list(of_mig.values())[:1]]
-    instead = " or ".join(others)
+    instead = _instead(resources, list(of_mig.values())[:1])
     for name in dict.fromkeys(limits):
         domain, _, last = name.partition("/")
         if name in names or is_mig_resource(name):  # nodes may offer these: `instance_facts`
@@ -104,13 +112,15 @@ def annotated_for_others(
     """Yield a correction for the annotations of a system that does not place the pod, as its scheduler is not asked."""
     if any(fnmatchcase(scheduler, pattern) for pattern in _SCHEDULERS_OF_OTHERS):
         return
-    instead = " or ".join(_INSTEAD[resource.kind].format(name=resource.name) for resource in resources)
+    instead = _instead(resources)
     for annotation in annotations:
         text = (
             "Its annotation {annotation} is {system}: neither {scheduler} nor an agent here reads it. In the limits of "
             "a container write {instead}."
         )
-        system = _whose(annotation)
+        whose = _whose(annotation)
+        systems = tuple(each.removesuffix("'s") for each in whose.split(" and "))
+        system = note("whose", literal(whose), systems=systems)
         yield note(
             "annotation-of-others", text, annotation=annotation, system=system, scheduler=scheduler, instead=instead
         )

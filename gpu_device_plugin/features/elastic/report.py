@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.elastic.contract import (
@@ -26,9 +25,9 @@ from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.report.rules.extension import ReportFeature
-from gpu_device_plugin.report.rules.finding import note, ok, warning
+from gpu_device_plugin.report.rules.finding import note, ok, units, warning
 from gpu_device_plugin.report.rules.held_instances import asked_instances
-from gpu_device_plugin.report.rules.printing import counted, listed
+from gpu_device_plugin.report.rules.printing import listed
 from gpu_device_plugin.scheduler.rules.usage import growable
 
 if TYPE_CHECKING:
@@ -52,6 +51,14 @@ _ENFORCED = {
     Enforcement.MPS: "MPS keeps the limit with which the pod was made",
     Enforcement.CUSTOM: "the library of the administrator keeps the limit with which the pod was made",
 }
+_INIT = note("init-not-resized", "init containers cannot be resized")
+_NO_GPU_NAMED = note("names-no-gpu", "its annotations name no GPU")
+_EQUAL_PARTS = note("equal-parts", "it has equal parts of several GPUs, which cannot be resized")
+_WHOLE = note("has-whole-gpus", "it has whole GPUs, which cannot be resized")
+_WHOLE_INSTANCES = note("has-whole-instances", "it has whole MIG instances, which cannot be resized")
+_CLAIMS = note("has-claims", "it has its GPUs by ResourceClaims, and Kubernetes changes no allocation of a claim")
+_EXTENDER_SILENT = note("extender-silent", "the scheduler extender has not answered yet")
+_AGENT_SILENT = note("node-agent-silent", "the agent of its node has not answered yet")
 
 
 def not_resizable(pod: Pod, resources: Sequence[Resource], container: str, *, claims: bool) -> str:
@@ -73,36 +80,39 @@ def not_resizable(pod: Pod, resources: Sequence[Resource], container: str, *, cl
         return f"several of its containers have shares; name one with -c: {listed(possible)}"
     if container and container not in named:
         return f"it has no container {container!r} with GPUs; there is {listed(named) or 'none'}"
-    return _other_kind([named[container]] if container else list(pod.containers), pod, resources, claims=claims)
+    return str(_other_kind([named[container]] if container else list(pod.containers), pod, resources, claims=claims))
 
 
-def _other_kind(containers: Sequence[Container], pod: Pod, resources: Sequence[Resource], *, claims: bool) -> str:
+def _other_kind(containers: Sequence[Container], pod: Pod, resources: Sequence[Resource], *, claims: bool) -> Finding:
     asked = {each.kind for each in resources for container in containers if container.limits.get(each.name)}
     shares = Kind.MEMORY in asked
     reasons = (
-        (shares and containers[0].kind is ContainerKind.INIT, "init containers cannot be resized"),
-        (shares and pod.annotations.keys().isdisjoint(PLACES), "its annotations name no GPU"),
-        (shares, "it has equal parts of several GPUs, which cannot be resized"),
-        (asked, "it has whole GPUs, which cannot be resized"),
-        (asked_instances(pod), "it has whole MIG instances, which cannot be resized"),
-        (claims, "it has its GPUs by ResourceClaims, and Kubernetes changes no allocation of a claim"),
-        (True, f"it asks for no {' or '.join(each.name for each in resources if each.kind is Kind.MEMORY)}"),
+        (shares and containers[0].kind is ContainerKind.INIT, _INIT),
+        (shares and pod.annotations.keys().isdisjoint(PLACES), _NO_GPU_NAMED),
+        (shares, _EQUAL_PARTS),
+        (asked, _WHOLE),
+        (asked_instances(pod), _WHOLE_INSTANCES),
+        (claims, _CLAIMS),
     )
-    return next(why for applies, why in reasons if applies)
+    names = tuple(each.name for each in resources if each.kind is Kind.MEMORY)
+    asks_for_none = note("asks-for-no", "it asks for no {resources:+ or }", resources=names)
+    return next((why for applies, why in reasons if applies), asks_for_none)
 
 
 def why_not(pod: Pod, size: Size) -> str:
     """Return why a container is not guaranteed what its owner wants, as a clause; empty: it is."""
-    if size.held == size.target:
-        return ""
+    return "" if size.held == size.target else str(_unanswered(pod, size))
+
+
+def _unanswered(pod: Pod, size: Size) -> Finding:
     says, annotations = PodGuarantees.of(pod), pod.annotations
     if says.promised is not None and size.held < size.target:
         if not says.promised.answers(annotations):
-            return "the scheduler extender has not answered yet"
+            return _EXTENDER_SILENT
         if size.more > 0 and says.promised.why:
-            return f"the scheduler extender{_SAYS}{says.promised.why}"
+            return note("extender-says", f"the scheduler extender{_SAYS}{{why}}", why=says.promised.why)
     why = says.held.why if says.held.answers(annotations) else ""
-    return f"the agent of its node{_SAYS}{why}" if why else "the agent of its node has not answered yet"
+    return note("node-agent-says", f"the agent of its node{_SAYS}{{why}}", why=why) if why else _AGENT_SILENT
 
 
 def settled(why: str) -> bool:
@@ -112,9 +122,10 @@ def settled(why: str) -> bool:
 
 def of_size(pod: Pod, size: Size, node: NodeView | None) -> Iterator[Finding]:
     """Yield what a container of a pod is guaranteed and limited to, on a node of which None: nothing is known."""
-    amount = partial(counted, one="unit") if node is None else node.amount
+    amount = units if node is None else node.amount
     name, now = repr(size.container), amount(size.held)
-    if why := why_not(pod, size):
+    if size.held != size.target:
+        why = _unanswered(pod, size)
         text = "Container {container} is guaranteed {held}; it is to have {wish}: {why}."
         yield note("resize-waits", text, container=name, held=now, wish=amount(size.target), why=why)
     elif size.wish is not None and size.wish < size.request:
@@ -123,22 +134,25 @@ def of_size(pod: Pod, size: Size, node: NodeView | None) -> Iterator[Finding]:
         )
         yield note("resize-below-request", text, container=name, held=now)
     else:
-        text = "Container {container} is guaranteed {held}" + (", its request." if size.held == size.request else ".")
-        yield note("guaranteed", text, container=name, held=now)
+        code, end = ("guaranteed-request", ", its request.") if size.held == size.request else ("guaranteed", ".")
+        yield note(code, f"Container {{container}} is guaranteed {{held}}{end}", container=name, held=now)
     gpu = gpu_of(size, node)
     in_all = MOST_SHARES if gpu is None else gpu.shares
     most = MemoryRequests.of(pod.annotations).limit_of(size.container, size.held, in_all, may_borrow=True)
     if gpu is not None and gpu.instance is not None:
         yield note("instance", "It has shares of a MIG instance, which neither grow nor borrow.")
     elif most != size.held:
-        text = "Its limit is {limit}" + (", all of its GPU" if most == in_all else "")
-        text += ", of which it borrows what others do not need" if most > size.held else ", less than its guarantee"
+        every = note("all-of-its-gpu", ", all of its GPU") if most == in_all else ""
+        below = note("below-guarantee", ", less than its guarantee")
+        rest = note("borrows-the-rest", ", of which it borrows what others do not need") if most > size.held else below
+        text = "Its limit is {limit}{every}{rest}"
         started = [part.enforcement for part in _parts(pod, size, node)]
         present = None if node is None else node.report.enforcement(size.gpu)
         # Since its start, or for new ones on its GPU.
         means = next((each for each in started if each), None if present is None else present.enforcement)
-        how = "" if means is None else _ENFORCED.get(means, "")
-        yield note("limit", f"{text}; {{how}}." if how else f"{text}.", limit=amount(most), how=how)
+        kept = "" if means is None else _ENFORCED.get(means, "")
+        how = note(f"kept-by-{means}", f"; {kept}") if kept else ""
+        yield note("limit", f"{text}{{how}}.", limit=amount(most), every=every, rest=rest, how=how)
         if most > size.held and any(part.most_mib <= part.granted_mib for part in _parts(pod, size, node)):
             yield note(
                 "lends-nothing",

@@ -37,14 +37,12 @@ _EQUAL = 1e-9
 class NodeTypes:
     """The shapes of the nodes that an evaluator judges."""
 
-    def __init__(self, rows: Rows) -> None:
-        """Follow the nodes in `rows`."""
-        self._rows = rows
+    def __init__(self, evaluator: NodeEvaluator) -> None:
+        """Follow the nodes of `evaluator`."""
+        self._evaluator, self._rows = evaluator, evaluator.rows
         self._mark = 0
         self.at: list[NodeType | None] = [None]
         """By row, the shape of each node that has GPUs."""
-        self.claims: set[int] = set()
-        """The rows whose nodes serve claims: kube-scheduler allocates their GPUs."""
         self._counts: Counter[NodeType] = Counter()
 
     def update(self) -> None:
@@ -58,11 +56,10 @@ class NodeTypes:
             if before != shape:
                 self._counts.update({} if shape is None else {shape: 1})
                 self._counts.subtract({} if before is None else {before: 1})
-            (self.claims.add if node is not None and node.gpus.claims else self.claims.discard)(row)
 
     def count(self) -> Mapping[NodeType, int]:
         """Return how many nodes with GPUs there are of each shape."""
-        self._rows.update()
+        self._evaluator.prepare()  # not the rows alone: whoever has shapes of its own has them of the same nodes
         self.update()
         return +self._counts
 
@@ -94,14 +91,14 @@ class _Appraised:
         marginal_values = gains.pop(amounts, None)
         if marginal_values is None:
             rooms, kind, gain_of = self.rooms.now(), largest_kind(pod.ask, amounts), self.appraiser.gain
-            types = self._types
+            types, claims = self._types, self._rows.claims
             # A pod without GPUs takes nothing on a node without GPUs that pods with GPUs need.
             elsewhere = NEVER if pod.ask.parts else 0.0
 
             def gain(row: int) -> float:
                 if verdicts[row] is UNTRIED:
                     raise TooLongError
-                if verdicts[row] is not None or row in types.claims:
+                if verdicts[row] is not None or row in claims:
                     return NEVER
                 room = rooms[row]
                 if room is not None:
@@ -121,7 +118,7 @@ class NodeScores:
     def __init__(self, evaluator: NodeEvaluator) -> None:
         """Score the nodes that `evaluator` judges."""
         self.evaluator, self._rows = evaluator, evaluator.rows
-        self._types = NodeTypes(evaluator.rows)
+        self._types = NodeTypes(evaluator)
         self._appraised: _Appraised | None = None
 
     def learned(self, tables: Tables | None) -> Generator[None, None, None]:
@@ -181,7 +178,7 @@ class NodeScores:
             best_rows = [row for row, score in zip(rows, scores, strict=True) if score == MOST]
             spoilt = set(best_rows) - self._best_connected(best_rows, amount)
             scores = [MOST - 1 if row in spoilt else score for row, score in zip(rows, scores, strict=True)]
-        claims = self._types.claims
+        claims = self._rows.claims
         if not claims:
             return scores
         return [

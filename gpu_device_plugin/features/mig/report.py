@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
 from gpu_device_plugin.model.mig import MigMode, is_mig_resource, resource_name
 from gpu_device_plugin.report.rules.extension import ReportFeature
-from gpu_device_plugin.report.rules.finding import Finding, grouped, note, ok, warning
+from gpu_device_plugin.report.rules.finding import Finding, few, grouped, note, ok, warning
 from gpu_device_plugin.report.rules.held_instances import asked_instances
+from gpu_device_plugin.report.rules.node_answers import closed
 from gpu_device_plugin.report.rules.pod_causes import out_of_service
-from gpu_device_plugin.report.rules.printing import first
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -41,7 +41,12 @@ def asks_for_several(containers: Iterable[Container]) -> Iterator[Finding]:
                 "Container {container} asks for {resources}: each of them sets NVIDIA_VISIBLE_DEVICES, and the "
                 "container sees one of them. Ask for each in a container of its own."
             )
-            yield note("several-resources", text, container=repr(container.name), resources=" and ".join(sorted(asked)))
+            yield note(
+                "several-resources",
+                text,
+                container=repr(container.name),
+                resources=note("asks", "{asks:+ and }", asks=tuple(sorted(asked))),
+            )
         elif instances and asked[instances[0]] > 1:
             yield note(
                 "several-instances",
@@ -60,12 +65,16 @@ def instance_facts(
 
     `asked` has the number by resource; `kept` has by node why kube-scheduler does not consider it for the pod.
     """
-    by_claims = "it gives them to ResourceClaims (DRA), or by a DeviceClass with this extendedResourceName"
-    away: dict[str, list[str]] = {}
+    text = "it gives them to ResourceClaims (DRA), or by a DeviceClass with this extendedResourceName"
+    by_claims = note("gives-to-claims", text)
+    away: dict[str, list[Finding]] = {}
     for node in nodes:
         gpus = node.candidate.gpus
-        gives_none = by_claims if gpus.claims and not gpus.away else gpus.problem
-        away[node.name] = [*map(str, kept.get(node.name, ())), *([gives_none] if gives_none else [])]
+        away[node.name] = [*kept.get(node.name, ())]
+        if gpus.claims and not gpus.away:
+            away[node.name].append(by_claims)
+        elif gpus.problem:
+            away[node.name].append(note("gpus-problem", "{problem}", problem=gpus.problem))
     for resource, number in sorted(asked.items()):
         offers = [(node.name, each) for node in nodes for each in node.instances() if each.resource == resource]
         if not offers:
@@ -74,48 +83,55 @@ def instance_facts(
         # The nearest first: those with the most free instances.
         offers.sort(key=lambda offer: (bool(away[offer[0]]), -offer[1].free, offer[0]))
         free = sum(each.free >= number and not away[name] for name, each in offers)
-        has = "{free:has|have} {number:free one}" if free else "none has enough free"
-        text = f"{{nodes:node offers|nodes offer}} {{resource}}, and {has}."
-        yield note("instances", text, nodes=len(offers), resource=resource, free=free, number=number)
+        few_free = note("nodes-have-free", "{nodes:has|have} {number:free one}", nodes=free, number=number)
+        text = "{nodes:node offers|nodes offer} {resource}, and {has}."
+        has = few_free if free else note("none-has", "none has enough free")
+        yield note("instances", text, nodes=len(offers), resource=resource, free=free, has=has)
         for name, each in offers[:_MOST_NODES]:
-            yield note("instances-of-node", "  {node}: {use}", node=name, use="; ".join([in_use(each), *away[name]]))
+            yield note("instances-of-node", "  {node}: {use:+; }", node=name, use=(in_use(each), *away[name]))
         if (more := len(offers) - _MOST_NODES) > 0:
             yield note("more-nodes", "  and {nodes} more.", nodes=more)
 
 
-def in_use(offer: Instances) -> str:
+def in_use(offer: Instances) -> Finding:
     """Return how many instances of a node are in use, by which pods, and which give none."""
-    facts = [f"{offer.used}/{len(offer.instances)} in use"]
+    facts = [note("used-of", "{used}/{all} in use", used=offer.used, all=len(offer.instances))]
     for gpu in offer.closed:
-        why = f"out of service ({gpu.unhealthy})" if gpu.unhealthy else gpu.closed
-        facts.append(f"{gpu.instance.label if gpu.instance else ''} {why}")
-    held = holders(offer)
-    return ", ".join(facts) + (f": {held}" if held else "")
+        place = gpu.instance.label if gpu.instance else ""
+        if gpu.unhealthy:
+            facts.append(note("instance-out", "{instance} out of service ({why})", instance=place, why=gpu.unhealthy))
+        else:
+            facts.append(note("instance-closed", "{instance} {why}", instance=place, why=closed(gpu)))
+    text = "{facts:+, }" + (": {pods}" if offer.by_pod else "")
+    return note("in-use-by", text, facts=tuple(facts), pods=holders(offer))
 
 
-def holders(offer: Instances) -> str:
+def holders(offer: Instances) -> Finding:
     """Return the pods that have instances of a resource: ``shop/web (0:0, 0:1), shop/api (not known which)``."""
-    names = []
+    pods = []
     for pod, instances in offer.by_pod.items():
-        labels = [gpu.instance.label for gpu in instances if gpu.instance is not None] or ["not known which"]
-        names.append(f"{pod} ({', '.join([*labels, *(['being deleted'] if pod.terminating else [])])})")
-    return first(names)
+        labels = tuple(gpu.instance.label for gpu in instances if gpu.instance is not None)
+        facts: tuple[str | Finding, ...] = labels or (note("which-unknown", "not known which"),)
+        ending = (note("being-deleted", "being deleted"),) if pod.terminating else ()
+        pods.append(note("pod-has", "{pod} ({facts:+, })", pod=str(pod), facts=(*facts, *ending)))
+    return few(pods)
 
 
 def _offered_nowhere(resource: str, nodes: Collection[NodeView]) -> Iterator[Finding]:
     short = resource.partition("/")[2]
-    offers = ((each.resource, f"{len(each.instances)} on {node.name}") for node in nodes for each in node.instances())
-    offered = grouped(offers)
+    offers = [(each.resource, len(each.instances), node.name) for node in nodes for each in node.instances()]
+    offered = grouped((resource, note("n-on-node", "{n} on {node}", n=n, node=name)) for resource, n, name in offers)
     places = ((node.name, gpu.instance) for node in nodes for gpu in node.candidate.gpus.gpus)
     shared = dict.fromkeys(name for name, place in places if place and resource_name(place.profile) == short)
     yield note("not-offered", "No node that shares its GPUs offers {resource}.", resource=resource)
     if same := sorted(each for each in offered if each.partition("/")[2] == short):
         text = "Did you mean {resource}, which is offered ({where})?"
-        yield note("mistyped-resource", text, resource=same[0], where=first(offered[same[0]]))
+        yield note("offered-under", text, resource=same[0], where=few(offered[same[0]]))
         return
     if offered:
-        told = "; ".join(f"{each} ({first(where)})" for each, where in sorted(offered.items()))
-        yield note("offered-instead", "The nodes offer {offers}.", offers=told)
+        text, every = "{resource} ({where})", sorted(offered.items())
+        told = tuple(note("offer", text, resource=each, where=few(where)) for each, where in every)
+        yield note("offered-instead", "The nodes offer {offers}.", offers=note("reasons", "{why:+; }", why=told))
     how = f"the setting mig: whole, or kubectl label node NODE {MIG_LABEL}=whole"
     if shared:
         text = (

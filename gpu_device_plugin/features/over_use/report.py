@@ -26,8 +26,8 @@ def told_over_use(pod: Pod) -> list[Finding]:
     written = pod.annotations.get(OVER_USE, "").rstrip(".")[:_MOST_OVER_USE]
     if not written:
         return []
-    verb = "used" if pod.ended or pod.deleting else "uses"
-    return [note("over-use", f"It {verb} more GPU memory than it was granted: {{written}}.", written=written)]
+    code, verb = ("used-over", "used") if pod.ended or pod.deleting else ("over-use", "uses")
+    return [note(code, f"It {verb} more GPU memory than it was granted: {{written}}.", written=written)]
 
 
 class OverUseReport(ReportFeature):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.model.placing import Demand
     from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.fitting import FilterFailure
+    from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
     from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
     from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 

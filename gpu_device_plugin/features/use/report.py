@@ -8,7 +8,7 @@ from gpu_device_plugin.model.contract.node_use import asked_s, exceeds, not_held
 from gpu_device_plugin.model.limits import LimitStatus
 from gpu_device_plugin.report.rules.columns import aligned
 from gpu_device_plugin.report.rules.extension import ReportFeature
-from gpu_device_plugin.report.rules.finding import Parameter, grouped, note, ok, warning
+from gpu_device_plugin.report.rules.finding import Parameter, ago, few, grouped, note, ok, warning
 from gpu_device_plugin.report.rules.printing import age, container, counted, first, limit, mib
 
 if TYPE_CHECKING:
@@ -26,39 +26,50 @@ _NOTHING = "-"
 _HEADING = ("  GPU", "CONTAINER", "USED", "GRANTED", "LIMIT", "")
 
 
-def uses(part: ContainerUse) -> str:
+def uses(part: ContainerUse) -> Finding:
     """Return what a container uses, as the end of a sentence that begins with its name."""
     if trespasses(part):
-        return f"uses {mib(part.used_mib)} of GPU {part.gpu}, which it was not given"
-    since = f", since {part.over_since}" if part.over_since else ""
-    used = "an unknown amount" if part.used_mib is None else mib(part.used_mib)
+        text = "uses {used} of GPU {gpu}, which it was not given"
+        return note("uses-ungiven", text, used=mib(part.used_mib), gpu=part.gpu)
+    since = ", since {since}" if part.over_since else ""
+    facts: dict[str, Parameter] = {
+        "used": note("unknown-amount", "an unknown amount") if part.used_mib is None else mib(part.used_mib),
+        "gpu": part.gpu,
+        "granted": mib(part.granted_mib),
+        "since": part.over_since,
+    }
     if part.limit_mib is None:
-        return f"uses {used} of GPU {part.gpu}, was granted {mib(part.granted_mib)}{since}"
-    size = f"is guaranteed {mib(part.granted_mib)} and limited to {mib(part.limit_mib)}{since}"
-    return "; ".join(filter(None, (f"uses {used} of GPU {part.gpu}, {size}", borrows(part), asked(part))))
+        return note("uses-granted", f"uses {{used}} of GPU {{gpu}}, was granted {{granted}}{since}", **facts)
+    text = f"uses {{used}} of GPU {{gpu}}, is guaranteed {{granted}} and limited to {{limit}}{since}"
+    limited = note("uses-limited", text, limit=mib(part.limit_mib), **facts)
+    if not (part.borrowed_mib or to_return(part)):
+        return limited
+    return note("reasons", "{why:+; }", why=(limited, *filter(str, (borrows(part), asked(part)))))
 
 
-def borrows(part: ContainerUse) -> str:
+def borrows(part: ContainerUse) -> Finding:
     """Return how much a container borrows, as a clause; empty: nothing, as far as is known."""
-    return f"borrows {mib(part.borrowed_mib)}" if part.borrowed_mib else ""
+    return note("borrows", "borrows {amount}" if part.borrowed_mib else "", amount=mib(part.borrowed_mib))
 
 
-def asked(part: ContainerUse) -> str:
+def asked(part: ContainerUse) -> Finding:
     """Return since when a container is asked to return what it borrows, for whom, and until when; empty: it is not."""
     if not to_return(part):
-        return ""
-    needed = f" for {part.needed_by}" if part.needed_by else ""
-    evicted = f", and is evicted at {part.return_by} otherwise" if part.return_by else ""
-    return f"has been asked since {part.asked_at} to release it{needed}{evicted}"
+        return note("not-asked", "")
+    needed = " for {pod}" if part.needed_by else ""
+    evicted = ", and is evicted at {until} otherwise" if part.return_by else ""
+    text = f"is asked since {{since}} to return it{needed}{evicted}"
+    return note("asked-to-return", text, since=part.asked_at, pod=part.needed_by, until=part.return_by)
 
 
-def does_not_hold(part: ContainerUse) -> str:
+def does_not_hold(part: ContainerUse) -> Finding:
     """Return why the limit of a container does not hold, as the end of a sentence that begins with its name."""
+    end = ": {why}" if part.why else ""
     if part.held is LimitStatus.DIFFERS:
-        said = f"is limited to {mib(part.found_mib)} of GPU {part.gpu} instead of {mib(part.most_mib)}"
-    else:
-        said = f"has no limit on GPU {part.gpu}, where it was granted {mib(part.granted_mib)}"
-    return f"{said}{f': {part.why}' if part.why else ''}"
+        text, found = f"is limited to {{found}} of GPU {{gpu}} instead of {{most}}{end}", mib(part.found_mib)
+        return note("limit-differs", text, found=found, gpu=part.gpu, most=mib(part.most_mib), why=part.why)
+    text = f"has no limit on GPU {{gpu}}, where it was granted {{granted}}{end}"
+    return note("limit-missing", text, gpu=part.gpu, granted=mib(part.granted_mib), why=part.why)
 
 
 # --- Several nodes ----------------------------------------------------------------------------------------------------
@@ -120,7 +131,7 @@ def _remark(part: ContainerUse) -> str:
     most = "" if part.limit_mib is None else f"may use {mib(part.limit_mib)}"
     over = part.over_since and f"over since {part.over_since}"
     idle_since = part.idle_since and f"idle since {part.idle_since}"
-    return "; ".join(filter(None, (most, borrows(part), asked(part), over, idle_since, part.why)))
+    return "; ".join(filter(None, (most, str(borrows(part)), str(asked(part)), over, idle_since, part.why)))
 
 
 # --- One pod ----------------------------------------------------------------------------------------------------------
@@ -132,13 +143,14 @@ def of_pod(pod: Pod, node: NodeView, positions: Iterable[int]) -> Iterator[Findi
     own = [part for part in report.current if _is(part, pod)]
     if report.stale:
         text = "Its node's agent read last {age} who uses how much, so nothing is said about that."
-        yield note("use-outdated", text, age=age(report.use_age_s))
+        yield note("use-outdated", text, age=ago(report.use_age_s))
     elif report.use is not None and report.use.blind:
-        yield note("use-unknown", "How much it uses is not known: {why}.", why=report.use.blind)
+        yield note("its-use-unknown", "How much it uses is not known: {why}.", why=report.use.blind)
     elif report.old and own:
-        yield note("use-old", "Its node's agent wrote these figures {age}:", age=age(report.use_age_s))
+        yield note("use-old", "Its node's agent wrote these figures {age}:", age=ago(report.use_age_s))
     for part in own:
-        name = f"Container {part.container!r}" if part.container else "It"
+        it = note("it", "It")
+        name = note("container", "Container {name}", name=repr(part.container)) if part.container else it
         if exceeds(part) or trespasses(part) or part.used_mib is not None:
             yield note("use", "{container} {use}.", container=name, use=uses(part))
         if not_held(part):
@@ -153,14 +165,14 @@ def lent(pod: Pod, report: NodeReport) -> Iterator[Finding]:
     """Say who borrows the memory that a pod needs now."""
     for part in report.current:
         if part.needed_by == f"{pod.namespace}/{pod.name}":
+            code, verb = ("needs-lent-memory", "needs") if pod.running else ("waits-for-lent-memory", "waits for")
             yield note(
-                "needs-lent-memory",
-                "It {verb} {amount} that {borrower} borrows of GPU {gpu}, asked to return it {age}.",
-                verb="needs" if pod.running else "waits for",
+                code,
+                f"It {verb} {{amount}} that {{borrower}} borrows of GPU {{gpu}}, asked to return it {{age}}.",
                 amount=mib(part.borrowed_mib),
                 borrower=container(part),
                 gpu=part.gpu,
-                age=age(asked_s(report, part)),
+                age=ago(asked_s(report, part)),
             )
 
 
@@ -187,20 +199,22 @@ def _squeezed(pod: Pod, node: NodeView, gpu: ListedGpu) -> Iterator[Finding]:
         gpu=gpu.position,
         left=mib(left),
         granted=mib(granted),
-        by=first(names, separator="; "),
+        by=few(names, "; "),
     )
 
 
-def _beyond_their_parts(parts: Iterable[ContainerUse], unattributed_mib: int) -> list[str]:
+def _beyond_their_parts(parts: Iterable[ContainerUse], unattributed_mib: int) -> list[Finding]:
     """Return the pods that use more than they were granted, and processes of no pod; the largest excess first."""
     by_pod = grouped(("/".join(filter(None, (part.namespace, part.pod))), part) for part in parts)
-    excess = {f"processes of no pod use {mib(unattributed_mib)}": unattributed_mib}
+    nobodys = note("nobodys-processes", "processes of no pod use {used}", used=mib(unattributed_mib))
+    excess = [(unattributed_mib, nobodys)]
     for name, theirs in by_pod.items():
         used, granted = sum(part.used_mib or 0 for part in theirs), sum(part.granted_mib for part in theirs)
-        given = f"granted {mib(granted)}" if granted else "not given this GPU"
-        excess[f"{name} uses {mib(used)} ({given})"] = used - granted
-    beyond = [(amount, said) for said, amount in excess.items() if amount > 0]
-    return [said for amount, said in sorted(beyond, key=lambda one: (-one[0], one[1]))]
+        code, given = ("pod-uses", "granted {granted}") if granted else ("pod-uses-ungiven", "not given this GPU")
+        text = f"{{pod}} uses {{used}} ({given})"
+        excess.append((used - granted, note(code, text, pod=name, used=mib(used), granted=mib(granted))))
+    beyond = [(amount, said) for amount, said in excess if amount > 0]
+    return [said for amount, said in sorted(beyond, key=lambda one: (-one[0], str(one[1])))]
 
 
 class UseReport(ReportFeature):
@@ -279,7 +293,7 @@ def _used(node: str, report: NodeReport, *, agent_ready: bool) -> Iterator[Findi
         yield warning("over-use", DETAILS, advice, **details(node, over, uses))
 
 
-def details(node: str, parts: Sequence[ContainerUse], say: Callable[[ContainerUse], str]) -> dict[str, Parameter]:
+def details(node: str, parts: Sequence[ContainerUse], say: Callable[[ContainerUse], Finding]) -> dict[str, Parameter]:
     """Return the parameters of a finding about containers of a node; of many the first ones are told in full."""
     details = first([f"{container(part)} {say(part)}" for part in parts], separator="; ")
     return {"node": node, "containers": tuple(map(container, parts)), "details": details}

@@ -174,7 +174,7 @@ def _instance_lines(node: NodeView, amount: Callable[[NodeView, int], int], *, p
             shared.append(f"{named}(GPU{view.gpu.position}) {used}{closed}")
         yield f"{node.name}: GPU {index} (MIG): {', '.join(shared)}"
     for each in node.instances():
-        held = f": {found}" if pods and (found := holders(each)) else ""
+        held = f": {holders(each)}" if pods and each.by_pod else ""
         closed = f", {len(each.closed)} not available" if each.closed else ""
         yield f"{node.name}: {each.resource}: {each.used}/{len(each.instances)} in use{closed}{held}"
 

@@ -254,7 +254,7 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
     slow = [await _unless_unread(tell(each), missing) or () for each in parts.of_agents if asked]
     views = None if found is None else found.views
     most = MOST_EXPLAINED if not arguments.all_nodes else sys.maxsize
-    told, answers = await explained(
+    facts, answers = await explained(
         *(access.client, pod, status, resources, views),
         most=most,
         followed={} if claims is None or parts.kind is None else {parts.kind.kind.plural: claims},
@@ -262,11 +262,12 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
         settings=parts.knobs,
         slow=lambda: chain.from_iterable(slow),
     )
+    told = [*map(str, facts)]
     told += [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []
     if answers and (room := width(0)) and not arguments.all_nodes:
         rows = sum(1 + max(0, columns(line) - 1) // room for line in told)
         return [*told, *explain_briefly(answers, shutil.get_terminal_size().lines - rows - 1)], OK
-    return [*told, *(explain(answers, most) if answers else ())], OK
+    return [*told, *(map(str, explain(answers, most)) if answers else ())], OK
 
 
 async def _doctor(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:

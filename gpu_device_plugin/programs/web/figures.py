@@ -15,6 +15,8 @@ from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError,
 from gpu_device_plugin.model.contract.keys import AGENT_NAMESPACE, MalformedAnnotationError
 from gpu_device_plugin.model.contract.node_use import SERVED, USE_PATH, read_node_use
 from gpu_device_plugin.model.times import rfc3339
+from gpu_device_plugin.programs.web.watched import missing_right
+from gpu_device_plugin.report.rules.finding import literal, note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.history.rules.slowness import MaySee
     from gpu_device_plugin.kubernetes.client.api_client import Client
     from gpu_device_plugin.model.contract.node_use import NodeUse
+    from gpu_device_plugin.report.rules.finding import Finding
 
     Deliver = Callable[[str, NodeUse | None], None]
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +36,8 @@ _MOST_BYTES = 2 << 20
 """Of one agent. It writes at most `SERVED`, and a node with 1,000 containers has 200 KiB."""
 _SPARED = 2 / 3
 """In this part of the time that figures last they are read again, also where others come first."""
-_OURS = "; the figures are those of the nodes' annotations, which are up to some minutes old"
+_OURS = "{why}; the figures are those of the nodes' annotations, which are up to some minutes old"
+_NONE_READ = note("no-agent-read", "no node agent can be read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,9 @@ class FiguresState:
 
     source: str
     """``agents``: read from agents now; ``nodes``: from the nodes' annotations, up to some minutes old; ``none``."""
-    why: str = ""
+    why: Finding | None = None
     """Why not from agents, as a sentence without names of pods and nodes."""
-    detail: str = ""
+    detail: Finding | None = None
     """More of it, for callers who see everything."""
 
 
@@ -77,34 +81,32 @@ class AgentFigures:
         self.reader = AgentReader(client, namespace, pods_s=self.pods_s)
         self._agents = Agents({})
         self._refused_s = float("-inf")
-        self._nothing = ""
-        """Why no agent is read; empty: some are, or nobody looks."""
+        self._nothing: Finding | None = None
+        """Why no agent is read; None: some are, or nobody looks."""
         self._last: dict[str, Attempt] = {}
         self._read_s: dict[str, float] = {}
         """When the present figures of a node were read."""
-        self._problems: dict[str, str] = {}
+        self._problems: dict[str, Finding] = {}
         """Why a node's agent cannot be read."""
         self._wanted = 0
 
     @property
     def state(self) -> FiguresState:
         """Where the figures come from at present."""
-        problems = sorted(self._problems.items())
-        first = f"node {problems[0][0]}: {problems[0][1]}" if problems else ""
-        if self._nothing:
-            return FiguresState("nodes", f"{self._nothing}{_OURS}")
-        if not self._read_s:
-            return FiguresState("nodes", f"no node agent can be read{_OURS}" if problems else "", first)
-        if problems:
-            known = len(problems) + len(self._read_s.keys() - self._problems.keys())
-            return FiguresState("agents", f"{len(problems)} of {known} node agents cannot be read", first)
-        most = self._most
-        more = (
-            f"{self._wanted} nodes are too many to read all; {most} are read, those in view first"
-            if self._wanted > most
-            else ""
-        )
-        return FiguresState("agents", more)
+        node = min(self._problems, default="")
+        first = note("agent-of-node", "node {node}: {why}", node=node, why=self._problems[node]) if node else None
+        if self._nothing or not self._read_s:
+            why = self._nothing or (_NONE_READ if first else None)
+            ours = why and note("figures-of-nodes", _OURS, why=why)
+            return FiguresState("nodes", ours, None if self._nothing else first)
+        if first:
+            known = len(self._problems) + len(self._read_s.keys() - self._problems.keys())
+            text = "{n} of {known} node agents cannot be read"
+            return FiguresState("agents", note("agents-unread", text, n=len(self._problems), known=known), first)
+        if self._wanted <= self._most:
+            return FiguresState("agents")
+        text = "{n} nodes are too many to read all; {most} are read, those in view first"
+        return FiguresState("agents", note("too-many-nodes", text, n=self._wanted, most=self._most))
 
     @property
     def _most(self) -> int:
@@ -138,13 +140,14 @@ class AgentFigures:
             return
         except ApiError as error:
             if not self._agents.by_node:  # those that are known are read on
-                self._nothing = f"the pods of the node agents cannot be listed ({error})"
+                text = "the pods of the node agents cannot be listed ({error})"
+                self._nothing = note("agents-unlisted", text, error=str(error))
                 return
         for node, pod in self._agents.by_node.items() if self._agents is not before else ():
             if before.by_node.get(node) != pod:  # a new agent has not failed yet
                 self._last.pop(node, None)
                 self._problems.pop(node, None)
-        self._nothing = self._agents.why
+        self._nothing = no_agents(self._agents) if self._agents.why else None
         chosen = self._chosen(names, in_view)
         answers = await asyncio.gather(*(self._read(name) for name in chosen))
         for name, answer in zip(chosen, answers, strict=True):
@@ -169,7 +172,7 @@ class AgentFigures:
         return shared(first, others, kept, self.at_once)
 
     def _refuse(self, error: ForbiddenError) -> None:
-        self._nothing = error.call.missing_right
+        self._nothing = missing_right(error.call)
         self._refused_s = time.monotonic()
         self._last.clear()
         self._problems.clear()
@@ -178,7 +181,8 @@ class AgentFigures:
         """Read one agent; None: it does not say who uses what."""
         agent = self._agents.by_node[name]
         failures = self._last.get(name, NEVER).failures + 1
-        use, why = None, ""
+        use: NodeUse | None = None
+        why: Finding | None = None
         try:
             body = await self._client.from_pod(
                 agent.namespace, agent.name, agent.port or 0, USE_PATH, most=_MOST_BYTES, timeout_s=self.answer_s
@@ -186,15 +190,16 @@ class AgentFigures:
             # Many containers take longer than others should wait.
             use = await asyncio.to_thread(lambda: read_node_use(body.decode("utf-8", "replace"), SERVED))
             if not (use.gpus or use.blind or any(part.used_mib is not None for part in use.parts)):
-                use, why = None, "its agent does not know at present who uses what"
+                use, why = None, note("agent-knows-nothing", "its agent does not know at present who uses what")
         except ForbiddenError as error:
             return error
         except NotFoundError:
-            why = f"its agent has no {USE_PATH}: it is older than this program, or has just ended"
+            text = "its agent has no {path}: it is older than this program, or has just ended"
+            why = note("agent-without-path", text, path=USE_PATH)
         except MalformedAnnotationError:
-            why = f"what its agent says at {USE_PATH} cannot be read"
+            why = note("agent-unreadable", "what its agent says at {path} cannot be read", path=USE_PATH)
         except ApiError as error:
-            why = str(error)
+            why = note("api-error", "{error}", error=str(error))
             if not error.sent:  # no agent was asked
                 failures -= 1
         if why:
@@ -215,6 +220,11 @@ class AgentFigures:
             for known in (self._last, self._problems):
                 for name in known.keys() - names:
                     del known[name]
+
+
+def no_agents(agents: Agents) -> Finding:
+    """Return why there are no agents."""
+    return note("no-agents", literal(agents.why), elsewhere=agents.elsewhere)
 
 
 # --- The past ---------------------------------------------------------------------------------------------------------

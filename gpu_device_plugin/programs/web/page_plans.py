@@ -13,12 +13,13 @@ import msgspec
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.features.capacity.arrangement import BUDGETS, ArrangementReader
-from gpu_device_plugin.features.capacity.report import plan_document, verdict
+from gpu_device_plugin.features.capacity.report import makes_room, plan_document, stays
 from gpu_device_plugin.features.capacity.rules.movable import Fits, after
 from gpu_device_plugin.features.capacity.rules.plans import planning, settled
 from gpu_device_plugin.kubernetes.client.errors import Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NOT_ENDED, PODS
-from gpu_device_plugin.report.rules.printing import counted
+from gpu_device_plugin.programs.web.watched import missing_right
+from gpu_device_plugin.report.rules.finding import note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
     from gpu_device_plugin.features.capacity.rules.plans import Plan
     from gpu_device_plugin.kubernetes.client.api_client import Client
     from gpu_device_plugin.programs.web.page_state import PageState
+    from gpu_device_plugin.report.rules.finding import Finding
 
 _KNOWN_S = 10.0
 """How long a plan is remembered."""
 _MOST_STAYING = 500
 """The most pods that are named as not moved: 60 KB."""
-_UNKNOWN_BUDGETS = "the API server may refuse evictions that the plan counts on"
 
 
 class PagePlans:
@@ -95,7 +96,8 @@ class PagePlans:
             return None
         goal = Fits(wanted.ask, wanted.amounts, wanted.nodes, wanted.pod.priority)
         plan = await last_of(planning(found.sites, goal, found.budgets))
-        notes = [f"{lacking.missing_right}: {_UNKNOWN_BUDGETS}."] if lacking else []
+        text = "{right}: the API server may refuse evictions that the plan counts on."
+        notes = [note("budgets-unread", text, right=missing_right(lacking))] if lacking else []
         return await asyncio.to_thread(_written, found, wanted, plan, notes)
 
 
@@ -110,7 +112,7 @@ def _collecting_rarely() -> Iterator[None]:
         gc.set_threshold(*usual)
 
 
-def _written(found: Arrangement, wanted: PlannedPod, plan: Plan, notes: Sequence[str]) -> bytes:
+def _written(found: Arrangement, wanted: PlannedPod, plan: Plan, notes: Sequence[Finding]) -> bytes:
     """Return the JSON of `kubectl inspect gpushare plan`, with what there is to say about it.
 
     Once a plan is found only the pods that stay on its own nodes matter.
@@ -120,12 +122,12 @@ def _written(found: Arrangement, wanted: PlannedPod, plan: Plan, notes: Sequence
     touched = {name for move in plan.moves or () for name in (move.origin, move.node)}
     staying = [each for each in document["stays"] if plan.moves is None or each["node"] in touched]
     more = len(staying) - _MOST_STAYING
-    said = [*notes, f"{counted(more, 'more pod is', 'more pods are')} not moved."] if more > 0 else notes
+    said = [*notes, note("more-not-moved", "{n:more pod is|more pods are} not moved.", n=more)] if more > 0 else notes
     return msgspec.json.encode(
         {
             **document,
-            "stays": staying[:_MOST_STAYING],
-            "verdict": verdict(plan, f"make room for {wanted}"),
-            "notes": [f"{each[:1].upper()}{each[1:]}" for each in said],
+            "stays": [{**each, "why": stays(each["why"]).message()} for each in staying[:_MOST_STAYING]],
+            "verdict": makes_room(plan, str(wanted)).message(),
+            "notes": [each.message(capital=True) for each in said],
         }
     )

@@ -15,9 +15,9 @@ import msgspec
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.history.rules.slowness import everyone
 from gpu_device_plugin.model.contract.node_use import NodeReport
+from gpu_device_plugin.report.rules.finding import note
 from gpu_device_plugin.report.rules.node_answers import asked_amounts, what_makes_room, why_waits
 from gpu_device_plugin.report.rules.overview_document import node_document
-from gpu_device_plugin.report.rules.printing import counted
 from gpu_device_plugin.report.why_pod import why
 from gpu_device_plugin.scheduler.rules.changes import ChangeLog
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.web.figures import FiguresState
     from gpu_device_plugin.programs.web.watched import Watched
     from gpu_device_plugin.report.followed_cluster import FollowedPod
+    from gpu_device_plugin.report.rules.finding import Finding, Message
     from gpu_device_plugin.report.rules.node_answers import NodeAnswer
     from gpu_device_plugin.report.rules.node_view import NodeView
 
@@ -41,11 +42,15 @@ _MOST_ALONE = 2000
 _MOST_LIMITED = 4096
 """The most documents that are kept of nodes without the names that some readers may not see: 10 MB of usual nodes."""
 
-NO_NODES = (
+NO_NODES = note(
+    "no-right-to-nodes",
     "You have no right to list nodes, so only pods of your namespaces are shown, without their GPUs; ask an "
-    "administrator to bind the ClusterRole gpushare-viewer to you"
+    "administrator to bind the ClusterRole gpushare-viewer to you",
 )
-ASKING = "Names of pods follow: the API server has not yet said for all namespaces whether you may see their pods"
+ASKING = note(
+    "names-follow",
+    "Names of pods follow: the API server has not yet said for all namespaces whether you may see their pods",
+)
 PARTS = ("waiting", "alone", "notes", "figures")
 """The parts of the page beside its nodes, by their names in events."""
 
@@ -66,8 +71,8 @@ _REST = 4.0
 class Reasons:
     """Why a pod waits."""
 
-    asks: str
-    why: str
+    asks: Finding
+    why: Finding
     nearest: tuple[NodeAnswer, ...]
 
 
@@ -95,21 +100,23 @@ class WaitingPage:
 
     def _document(self, each: FollowedPod, may_see: Callable[[str], bool]) -> dict[str, Any]:
         pod, reasons = each.pod, self._reasons.get(each.uid)
+        room = None if reasons is None else what_makes_room(reasons.nearest, may_see)
         fields = {
-            "asks": asked_amounts(pod, self._cluster.resources) if reasons is None else reasons.asks,
+            "asks": (_asks(asked_amounts(pod, self._cluster.resources)) if reasons is None else reasons.asks).message(),
             "since": pod.created,
             "scheduler": "" if each.status is None else each.status.scheduler,
-            "why": "" if reasons is None else reasons.why,
-            "room": "" if reasons is None else what_makes_room(reasons.nearest, may_see),
+            "why": "" if reasons is None else reasons.why.message(),
+            "room": room and room.message(),
         }
         return {"namespace": pod.namespace, "name": pod.name, **{key: value for key, value in fields.items() if value}}
 
-    def notes(self, may_see: Callable[[str], bool] = everyone) -> Sequence[str]:
+    def notes(self, may_see: Callable[[str], bool] = everyone) -> Sequence[Finding]:
         """Return a sentence if not all waiting pods that the reader may see are shown."""
         more = sum(may_see(each.pod.namespace) for each in self._cluster.waiting) - MOST_WAITING
         if more <= 0:
             return []
-        return [f"{counted(more, 'more pod waits', 'more pods wait')}; the oldest {MOST_WAITING} are shown."]
+        text = "{n:more pod waits|more pods wait}; the oldest {most} are shown."
+        return [note("more-pods-wait", text, n=more, most=MOST_WAITING)]
 
     async def run(self) -> NoReturn:
         """Explain again whenever something has changed. Ends only by cancellation."""
@@ -181,11 +188,15 @@ def _explained(
                 followed={} if parts.kind is None else {parts.kind.kind.plural: own},
                 features=parts.facts,
             )
-            asks = said.asks or asked_amounts(each.pod, resources)
+            asks = _asks(said.asks or asked_amounts(each.pod, resources))
             known = Reasons(asks, why_waits(each.status, said.facts, said.answers), said.answers[:_WEIGHED])
             kinds.append((kind, known))
         found[each.uid] = known
     return found
+
+
+def _asks(amounts: tuple[str | Finding, ...]) -> Finding:
+    return note("asks", "{asks:+ and }", asks=amounts)
 
 
 # --- All of the page --------------------------------------------------------------------------------------------------
@@ -366,19 +377,18 @@ class PageState:
         if name == "alone":
             return self._alone(scope.may_see, anyway=not scope.nodes)
         if name == "notes":
-            asking = [] if scope.knows(self.namespaces) else [ASKING]
-            return [*asking, *(self.notes(scope.may_see) if scope.nodes else [NO_NODES])]
+            asking = [] if scope.knows(self.namespaces) else [ASKING.message()]
+            return [*asking, *(self.notes(scope.may_see) if scope.nodes else [NO_NODES.message()])]
         state = self._figures()
         if not scope.nodes:
             return {"source": "none"}
         # Why an agent cannot be read names it and its node.
-        why = "; ".join(filter(None, (state.why, state.detail if scope.everything else "")))
-        return {"source": state.source, **({"why": why} if why else {})}
+        why = tuple(filter(None, (state.why, state.detail if scope.everything else None)))
+        return {"source": state.source, **({"why": note("reasons", "{why:+; }", why=why).message()} if why else {})}
 
-    def notes(self, may_see: Callable[[str], bool] = everyone) -> Sequence[str]:
+    def notes(self, may_see: Callable[[str], bool] = everyone) -> Sequence[Message]:
         """Return what is not shown, and why, in sentences."""
-        found = [*self.watched.notes(), *self.waiting.notes(may_see)]
-        return [f"{each[:1].upper()}{each[1:]}" for each in found]
+        return [each.message(capital=True) for each in (*self.watched.notes(), *self.waiting.notes(may_see))]
 
     def _alone(self, may_see: Callable[[str], bool] = everyone, *, anyway: bool = False) -> Sequence[Mapping[str, Any]]:
         if self.watched.nodes_readable and not anyway:

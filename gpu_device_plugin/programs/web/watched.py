@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_device_plugin.aio.waiting import for_ever
 from gpu_device_plugin.aio.worker import Backoff
-from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, NotFoundError
+from gpu_device_plugin.kubernetes.client.errors import ApiError, Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS
 from gpu_device_plugin.kubernetes.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.report.followed_cluster import FollowedCluster
+from gpu_device_plugin.report.rules.finding import Finding, literal, note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -149,40 +150,53 @@ class Watched:
         watches += [self.claims] if self.claims is not None and self._claims_readable else []
         silent = [watch.silent_s for watch in watches if not watch.live]
         problems = [self._unasked, *(watch.problem for watch in watches)]
-        why = next((_sentence(problem) for problem in problems if problem is not None), "")
+        why = next(
+            (_said(problem) for problem in problems if problem is not None),
+            note("being-read", "the cluster is being read"),
+        )
         if self.pods is None or silent:
             age_s = max(silent, default=float("inf"))
             heard = {} if age_s == float("inf") else {"ageS": round(age_s, 1)}
-            return {"live": False, **heard, "why": why or "the cluster is being read"}
+            return {"live": False, **heard, "why": why.message()}
         age_s = min(time.monotonic() - self._heard_at, *(watch.silent_s for watch in watches))
         return {"live": True, "ageS": round(age_s, 1)}
 
-    def notes(self) -> Iterator[str]:
+    def notes(self) -> Iterator[Finding]:
         """Yield a sentence for everything that is not shown because it could not be read."""
         if not self.nodes_readable:
-            yield (
-                f"{_sentence(self.nodes.problem)}, so nodes and their GPUs are not shown; ask an administrator of the "
-                "cluster for it."
-            )
+            text = "{right}, so nodes and their GPUs are not shown; ask an administrator of the cluster for it."
+            yield note("no-nodes-shown", text, right=_said(self.nodes.problem))
         if self.pods is not None and not self.pods.synced and isinstance(self.pods.problem, ForbiddenError):
-            yield f"{_sentence(self.pods.problem)}, so no pods are shown."
+            yield note("no-pods-shown", "{right}, so no pods are shown.", right=_said(self.pods.problem))
         elif self.only:
-            yield (
-                "the right to list pods in the whole cluster is missing, so only the pods of the namespace "
-                f"{self.only} are shown, and GPU usage may be under-reported."
-            )
+            text = "{right}, so only the pods of the namespace {namespace} are shown, "
+            text += "and GPU usage may be under-reported."
+            yield note("one-namespace-shown", text, right=missing_right(Call("list", "pods")), namespace=self.only)
         kind = self.cluster.kind
         if kind is not None and self.claims is not None and not self._claims_readable:
             absent = isinstance(self.claims.problem, NotFoundError)
-            yield f"{kind.unseen(kind.absent if absent else _sentence(self.claims.problem))}."
+            why = note("claims-absent", literal(kind.absent)) if absent else _said(self.claims.problem)
+            yield note("claims-unseen", f"{kind.unseen('{why}')}.", why=why)
         for what, watch in (("nodes", self.nodes), ("pods", self.pods), ("ResourceClaims", self.claims)):
             if watch is not None and watch.unreadable:
-                yield f"some {what} could not be understood, and are left out."
+                yield note("some-left-out", "some {kind} could not be understood, and are left out.", kind=what)
         problems = list(self.cluster.problems())
-        yield from (f"{each}." for each in problems[:_MOST_PROBLEMS])
-        if len(problems) > _MOST_PROBLEMS:
-            yield f"{len(problems) - _MOST_PROBLEMS} more nodes have annotations that cannot be read."
+        yield from (note("node-problem", "{problem}.", problem=each) for each in problems[:_MOST_PROBLEMS])
+        if (more := len(problems) - _MOST_PROBLEMS) > 0:
+            yield note("more-node-problems", "{n} more nodes have annotations that cannot be read.", n=more)
 
 
-def _sentence(problem: ApiError | None) -> str:
-    return problem.call.missing_right if isinstance(problem, ForbiddenError) else str(problem)
+def missing_right(call: Call) -> Finding:
+    """Return that the right to a call is missing, as a clause."""
+    resource = f"{call.resource}.{call.group}" if call.group else call.resource
+    if not call.namespace:
+        text = "the right to {verb} {resource} in the whole cluster is missing"
+        return note("right-missing", text, verb=call.verb, resource=resource)
+    text = "the right to {verb} {resource} in the namespace {namespace} is missing"
+    return note("right-missing-in-namespace", text, verb=call.verb, resource=resource, namespace=call.namespace)
+
+
+def _said(problem: ApiError | None) -> Finding:
+    if isinstance(problem, ForbiddenError):
+        return missing_right(problem.call)
+    return note("api-error", "{error}", error=str(problem))

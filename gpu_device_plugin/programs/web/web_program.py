@@ -26,6 +26,7 @@ from gpu_device_plugin.programs.web.page_state import PageState
 from gpu_device_plugin.programs.web.streams import Streams
 from gpu_device_plugin.programs.web.watched import Watched
 from gpu_device_plugin.programs.web.web_routes import HEADERS, LARGEST_VIEW, AboutPage, PageRoutes
+from gpu_device_plugin.report.rules.finding import note
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.web import WebSettings
 
@@ -85,7 +86,7 @@ class PageServer:
 
     def _figures_state(self) -> FiguresState:
         if not self.watched.nodes_readable:
-            return FiguresState("none", "nodes cannot be read")
+            return FiguresState("none", note("nodes-unreadable", "nodes cannot be read"))
         return FiguresState("nodes") if self._figures is None else self._figures.state
 
     @asynccontextmanager

@@ -26,7 +26,9 @@ from gpu_device_plugin.kubernetes.objects.pod_details import event_documents, ev
 from gpu_device_plugin.programs.web.callers import ALL_NAMESPACES, CallerScope
 from gpu_device_plugin.programs.web.figures import seen_history, seen_summary
 from gpu_device_plugin.programs.web.pod_document import containers_of
+from gpu_device_plugin.programs.web.watched import missing_right
 from gpu_device_plugin.report.rules.extension import foreign_annotations
+from gpu_device_plugin.report.rules.finding import literal, note
 from gpu_device_plugin.report.rules.node_answers import explain
 from gpu_device_plugin.report.rules.overview_document import node_document
 from gpu_device_plugin.report.why_pod import events_of, explained, on_gpus
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.web.page_state import PageState
     from gpu_device_plugin.programs.web.streams import Streams
     from gpu_device_plugin.report.rules.extension import SchedulingStatus
+    from gpu_device_plugin.report.rules.finding import Finding, Message
     from gpu_device_plugin.report.rules.node_view import NodeView
 
 _TYPES: Mapping[str, str] = {
@@ -89,8 +92,8 @@ LARGEST_VIEW = 64 << 10
 """Bytes of a request that says what a reader looks at, the only one with a body."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 """A name of Kubernetes: nothing else is sent to the API server."""
-_NO_POD = "This is no name of a pod; write NAMESPACE/NAME."
-_NO_NODES = "Nodes are not shown: the right to list nodes in the whole cluster is missing."
+_NO_POD = note("no-pod-name", "This is no name of a pod; write NAMESPACE/NAME.")
+_NO_NODES = note("nodes-not-shown", "Nodes are not shown: {right}.", right=missing_right(Call("list", "nodes")))
 _INCIDENT = re.compile(r"[A-Za-z0-9-]{1,128}")
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _MOST_EXPLAINED = 10
@@ -176,10 +179,13 @@ class PageRoutes:
                     if caller is not None:
                         return await answer(request, CallerScope(caller))
                     if self.about.mode == "cluster":
-                        return _error(401, "Give the token of an account of this cluster.", login="token")
-                    return _error(401, "Open the page by the address that the command printed; it ends in a token.")
+                        wanted = note("give-token", "Give the token of an account of this cluster.")
+                        return _error(401, wanted, login="token")
+                    text = "Open the page by the address that the command printed; it ends in a token."
+                    return _error(401, note("open-by-address", text))
             except TimeoutError:
-                return _error(502, f"The API server did not answer within {most_s:g} s; try again.")
+                text = "The API server did not answer within {n} s; try again."
+                return _error(502, note("api-server-slow", text, n=f"{most_s:g}"))
             except (ApiError, UnreadableObjectError, AgentUnreadableError) as error:
                 return self._unread(error)
 
@@ -189,25 +195,29 @@ class PageRoutes:
         host = request.headers.get("Host", "").lower().partition(":")[0]
         if not self.about.hosts or host in self.about.hosts:
             return None
-        return _error(403, "This page is served under another address; open the one that the command printed.")
+        text = "This page is served under another address; open the one that the command printed."
+        return _error(403, note("other-address", text))
 
     def _unread(self, error: ApiError | UnreadableObjectError | AgentUnreadableError) -> Page:
+        why = str(error)
         match error:
             case AgentUnreadableError():
-                sentence = str(error)
-                said = error.status, f"{sentence[:1].upper()}{sentence[1:]}."
+                said = error.status, note(error.code, literal(f"{why[:1].upper()}{why[1:]}."), **error.parameters)
             case NotFoundError(call=Call(verb="get", resource="pods") as call):
-                said = 404, f"There is no pod {call.name} in the namespace {call.namespace}; it may be gone."
+                text = "There is no pod {pod} in the namespace {namespace}; it may be gone."
+                said = 404, note("pod-gone", text, pod=call.name, namespace=call.namespace)
             case NotFoundError():
-                said = 404, f"There is no such object: {error}."
+                said = 404, note("no-such-object", "There is no such object: {why}.", why=why)
             case ForbiddenError(call=call) if self.about.mode != "cluster":  # of the user, not of our own account
-                said = 403, f"This is not shown: {call.missing_right}; ask an administrator of the cluster for it."
+                text = "This is not shown: {right}; ask an administrator of the cluster for it."
+                said = 403, note("not-shown", text, right=missing_right(call))
             case ForbiddenError():
-                said = 403, f"{error}."
+                said = 403, note("forbidden", "{why}.", why=why)
             case ApiError():
-                said = 502, f"The API server does not answer: {error}."
+                said = 502, note("api-server-silent", "The API server does not answer: {why}.", why=why)
             case _:
-                said = 502, f"The API server's answer cannot be understood: {error}."
+                text = "The API server's answer cannot be understood: {why}."
+                said = 502, note("api-answer-unreadable", text, why=why)
         return _error(*said)
 
     # --- Data ---------------------------------------------------------------------------------------------------------
@@ -228,7 +238,7 @@ class PageRoutes:
         if not self.page_state.shows_nodes(scope):
             return _error(403, _NO_NODES)
         if (node := self.page_state.node(name)) is None:
-            return _error(404, "There is no such node that shares GPUs.")
+            return _error(404, note("no-such-node", "There is no such node that shares GPUs."))
         await wait_within(_LEARN_S, scope.learn(node.namespaces))
         return _json({"node": node_document(scope.of(node.view))})
 
@@ -238,7 +248,7 @@ class PageRoutes:
         namespace, name = named
         await scope.learn([namespace])
         if not scope.may_see(namespace):
-            return _error(403, f"You have no right to get pods in the namespace {namespace}.")
+            return _error(403, _unseen(namespace))
         await wait_within(_LEARN_S, scope.learn(self.page_state.namespaces))  # why it waits names pods on nodes
         return _json(await self._details(namespace, name, scope))
 
@@ -249,10 +259,11 @@ class PageRoutes:
         await scope.learn()
         if not (scope.everything and scope.nodes):
             right = Call("list", "nodes") if scope.everything else Call("get", "pods")
-            return _error(403, f"A plan concerns all nodes and their pods: {right.missing_right}.")
+            text = "A plan concerns all nodes and their pods: {right}."
+            return _error(403, note("plan-not-shown", text, right=missing_right(right)))
         made = await self.plans.document(pod, scope.caller.user, budgets=await scope.caller.may_see_budgets())
         if made is None:
-            return _error(404, f"The pod {pod} does not wait for GPUs by its limits.")
+            return _error(404, note("does-not-wait", "The pod {pod} does not wait for GPUs by its limits.", pod=pod))
         return Page(made, content_type=JSON)
 
     async def _history(self, request: Request, scope: CallerScope) -> Page:
@@ -266,11 +277,12 @@ class PageRoutes:
                 return _error(403, _NO_NODES)
             path = contract.gpu_path(int(position))
         elif not _NAMESPACE.fullmatch(namespace):
-            return _error(400, "Write history/NODE with ?gpu=POSITION, ?pod=NAMESPACE/NAME or ?namespace=NAME.")
+            text = "Write history/NODE with ?gpu=POSITION, ?pod=NAMESPACE/NAME or ?namespace=NAME."
+            return _error(400, note("no-history-named", text))
         elif scope.may_see(namespace):
             path = contract.namespace_path(namespace)
         else:
-            return _error(403, f"You have no right to get pods in the namespace {namespace}.")
+            return _error(403, _unseen(namespace))
         found = await self.history.read(unquote(request.rest), path, contract.NodeHistory, scope.caller.user)
         await wait_within(_LEARN_S, scope.learn({each.namespace for each in found.containers} - {ALL_NAMESPACES}))
         return _json(seen_history(found, scope.may_see, nodes=nodes, pod=pod))
@@ -284,9 +296,12 @@ class PageRoutes:
             return _error(403, _NO_NODES)
         if name:
             if not scope.everything:
-                return _error(403, f"A record concerns all pods of a GPU: {Call('get', 'pods').missing_right}.")
+                text = "A record concerns all pods of a GPU: {right}."
+                return _error(403, note("record-not-shown", text, right=missing_right(Call("get", "pods"))))
             if not _INCIDENT.fullmatch(name):
-                return _error(400, "This is no name of an incident; incidents/NODE lists them.")
+                return _error(
+                    400, note("no-incident-name", "This is no name of an incident; incidents/NODE lists them.")
+                )
             return _json(await self.history.read(node, path + name, contract.Incident, user))
         found = await self.history.read(node, path, contract.IncidentList, user)
         await wait_within(_LEARN_S, scope.learn({each.namespace for each in found.incidents} - {ALL_NAMESPACES}))
@@ -296,17 +311,21 @@ class PageRoutes:
         try:
             view = msgspec.json.decode(request.body, type=_View)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return _error(400, 'The body names no nodes that are looked at; send {"stream": "...", "nodes": ["..."]}.')
+            text = 'The body names no nodes that are looked at; send {"stream": "...", "nodes": ["..."]}.'
+            return _error(400, note("no-nodes-named", literal(text)))
         if not await scope.caller.may_see_nodes():
             return _error(403, _NO_NODES)
         known = [name for name in view.nodes if self.page_state.node(name) is not None]
         if not self.streams.views.show(view.stream, scope.caller.user, known):
-            return _error(404, "No such stream is open here; it has ended, or is another replica's.")
+            text = "No such stream is open here; it has ended, or is another replica's."
+            return _error(404, note("no-such-stream", text))
         return _json({})
 
     async def _file(self, request: Request) -> Page:
         found = self.files.get(request.rest)
-        return self._wrong_host(request) or found or _error(404, "There is nothing at this address.")
+        return (
+            self._wrong_host(request) or found or _error(404, note("no-such-file", "There is nothing at this address."))
+        )
 
     # --- One pod in full ----------------------------------------------------------------------------------------------
 
@@ -321,7 +340,7 @@ class PageRoutes:
         async with self.turns.turn(scope.caller.user):
             raw = msgspec.Raw(await self.client.get(PODS, name, namespace=namespace))
             pod, status = pod_and_status(raw, ours, foreign_annotations(self.parts.facts))
-            raw_events, notes = await self._events(namespace, pod.uid)
+            raw_events, unread = await self._events(namespace, pod.uid)
             status = replace(status, events=events(raw_events, status))
             nodes = self.page_state.readable if self.page_state.shows_nodes(scope) else None
         explained = await self._why(pod, status, nodes, scope)
@@ -342,7 +361,7 @@ class PageRoutes:
             "containers": containers_of(pod, ours, None if shown is None else scope.of(shown.view)),
             "why": explained,
             "events": event_documents(raw_events),
-            **({"notes": notes} if notes else {}),
+            **({"notes": [unread.message()]} if unread else {}),
         }
 
     async def _why(
@@ -351,7 +370,7 @@ class PageRoutes:
         status: SchedulingStatus,
         nodes: Sequence[NodeView] | None,
         scope: CallerScope,
-    ) -> list[str]:
+    ) -> list[Message]:
         """Return what `kubectl inspect gpushare why` prints, naming the pods that the caller may see.
 
         `nodes` have all names; None: they cannot be read.
@@ -372,7 +391,7 @@ class PageRoutes:
             ),
             shown=scope.of,
         )
-        return [*told, *explain(answers, _MOST_EXPLAINED)]
+        return [each.message() for each in (*told, *explain(answers, _MOST_EXPLAINED))]
 
     async def _of_agent(self, pod: Pod, status: SchedulingStatus, user: str) -> Sequence[Any]:
         """Return what a running pod's agent tells of it; nothing: it is not needed, or the agent does not tell soon.
@@ -391,13 +410,18 @@ class PageRoutes:
         except (AgentUnreadableError, ApiError, TimeoutError):
             return ()
 
-    async def _events(self, namespace: str, uid: str) -> tuple[Sequence[msgspec.Raw], list[str]]:
+    async def _events(self, namespace: str, uid: str) -> tuple[Sequence[msgspec.Raw], Finding | None]:
         try:
-            return await events_of(self.client, namespace, uid), []
+            return await events_of(self.client, namespace, uid), None
         except ForbiddenError:
-            return (), [f"The right to list events in the namespace {namespace} is missing."]
+            text = "The right to list events in the namespace {namespace} is missing."
+            return (), note("no-right-to-events", text, namespace=namespace)
         except ApiError as error:
-            return (), [f"Events cannot be read: {error}."]
+            return (), note("events-unread", "Events cannot be read: {why}.", why=str(error))
+
+
+def _unseen(namespace: str) -> Finding:
+    return note("pods-not-shown", "You have no right to get pods in the namespace {namespace}.", namespace=namespace)
 
 
 def _named(request: Request) -> tuple[str, str] | None:
@@ -416,5 +440,5 @@ def _json(document: Any) -> Page:
     return Page(msgspec.json.encode(document), content_type=JSON)
 
 
-def _error(status: int, sentence: str, **more: str) -> Page:
-    return Page(msgspec.json.encode({"error": sentence, **more}), status=status, content_type=JSON)
+def _error(status: int, said: Finding, **more: str) -> Page:
+    return Page(msgspec.json.encode({"error": said.message(), **more}), status=status, content_type=JSON)

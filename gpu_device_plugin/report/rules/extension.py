@@ -68,16 +68,18 @@ class Kept:
     besides: tuple[Finding, ...] = ()
     """The other reasons."""
 
-    def __str__(self) -> str:
-        return "; ".join(map(str, (*self.excluded, *self.besides)))
+    @property
+    def all(self) -> tuple[Finding, ...]:
+        """All of them."""
+        return (*self.excluded, *self.besides)
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """Why a pod waits that does not ask by limits, or where it is."""
 
-    asks: str
-    """What it waits for, as the end of a sentence; empty: it does not wait for GPUs."""
+    asks: tuple[Finding, ...]
+    """What it waits for, as ends of a sentence; none: it does not wait for GPUs."""
     facts: Sequence[Finding]
     nodes: Iterable[tuple[NodeView, GpuRequest, Kept]] = ()
     """The nodes as the pod meets them, with its demand there."""

@@ -11,7 +11,7 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from gpu_device_plugin.report.rules.columns import Line, Tone
-from gpu_device_plugin.report.rules.printing import counted, listed
+from gpu_device_plugin.report.rules.printing import MOST_NAMED, age, counted, duration, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,8 +46,10 @@ _UNCOUNTABLE: Mapping[Severity, str] = {Severity.OK: "ok", Severity.UNKNOWN: "co
 """Severities whose count has no plural; the others are counted by their names."""
 
 
-Parameter: TypeAlias = str | int | tuple[str, ...]
-"""A value in a sentence; a tuple has names."""
+Parameter: TypeAlias = "str | int | Finding | tuple[str | Finding, ...]"
+"""A value in a sentence; a tuple has names, or parts of the sentence."""
+Message: TypeAlias = dict[str, Any]
+"""A finding as the page takes it: ``code``, ``parameters``, which may be messages again, and ``text``, the words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,18 @@ class Finding:
         """The advice, as a clause; empty: none is needed."""
         return sentence(self.remedy, self.parameters)
 
+    def message(self, *, capital: bool = False) -> Message:
+        """Return the finding for readers of any language; `capital`: its words begin with a capital letter."""
+        text = str(self)
+        parameters = {name: _sent(each) for name, each in self.parameters.items()}
+        return {"code": self.code, "parameters": parameters, "text": text[:1].upper() + text[1:] if capital else text}
+
+
+def _sent(value: Parameter) -> object:
+    if isinstance(value, tuple):
+        return [*map(_sent, value)]
+    return value.message() if isinstance(value, Finding) else value
+
 
 class Unknown(Finding):
     """Stands in place of a fact that could not be determined; the advice says how to determine it."""
@@ -93,14 +107,45 @@ warning, error = partial(_finding, Severity.WARNING), partial(_finding, Severity
 
 class _Sentence(Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec.startswith("+"):
+            return format_spec[1:].join(map(str, value))
         if format_spec:
             return counted(value if isinstance(value, int) else len(value), *format_spec.split("|"))
         return listed(value) if isinstance(value, tuple) else str(value)
 
 
 def sentence(text: str, parameters: Mapping[str, Parameter]) -> str:
-    """Return a text with its parameters: ``{nodes}`` lists them, ``{nodes:node}`` and ``{nodes:is|are}`` count them."""
+    """Return a text with its parameters.
+
+    ``{nodes}`` lists them, ``{nodes:node}`` and ``{nodes:is|are}`` count them, ``{parts:+; }`` joins all by ``; ``.
+    """
     return _Sentence().vformat(text, (), parameters)
+
+
+def few(items: Sequence[str | Finding], separator: str = ", ") -> Finding:
+    """Return the first items and the number of the others, as `printing.first` does."""
+    text, more = f"{{items:+{separator}}}", len(items) - MOST_NAMED
+    if more <= 0:
+        return note("items", text, items=tuple(items))
+    return note("items-and-more", f"{text} and {{n}} more", items=tuple(items[:MOST_NAMED]), n=more)
+
+
+def units(number: int) -> Finding:
+    """Return a number of shares whose size is not known."""
+    return note("units", "{n:unit}", n=number)
+
+
+def ago(seconds: float | None) -> Finding:
+    """Return how long ago something was; None: unknown."""
+    if seconds is None:
+        return note("time-unknown", age(seconds))
+    number, unit = duration(seconds).split(" ")
+    return note(f"{unit}-ago", f"{{n}} {unit} ago", n=number)
+
+
+def literal(text: str) -> str:
+    """Return words as the text of a finding that stand there as they are, braces too."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 S = TypeVar("S")

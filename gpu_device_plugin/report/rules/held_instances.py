@@ -13,6 +13,7 @@ from gpu_device_plugin.model.contract.keys import INSTANCES, MalformedAnnotation
 from gpu_device_plugin.model.contract.promises import read_instances
 from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.report.rules.finding import Finding, note
 from gpu_device_plugin.scheduler.rules.pod_demand import amount_of
 from gpu_device_plugin.scheduler.rules.usage import NOTHING, GpuConsumer
 
@@ -139,6 +140,6 @@ def _of_resource(resource: str, gpus: Sequence[ListedGpu], pods: Sequence[Instan
     return Instances(resource, profile, tuple(gpus), holders, unassigned_usage)
 
 
-def asked_by_profile(asked: Mapping[str, int]) -> str:
-    """Return what a pod asks for of MIG instances, as the end of a sentence."""
-    return " and ".join(f"{number} of {resource}" for resource, number in sorted(asked.items()))
+def asked_by_profile(asked: Mapping[str, int]) -> tuple[Finding, ...]:
+    """Return what a pod asks for of MIG instances, as ends of a sentence."""
+    return tuple(note("n-of", "{n} of {resource}", n=n, resource=resource) for resource, n in sorted(asked.items()))

@@ -14,23 +14,24 @@ from gpu_device_plugin.model.placing import FIT, POLICIES, Demand, Obstacle, Unp
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules.columns import aligned
 from gpu_device_plugin.report.rules.extension import Kept
-from gpu_device_plugin.report.rules.finding import Finding, grouped, note
-from gpu_device_plugin.report.rules.pod_causes import refusals, scheduler_says, scheduler_silent
+from gpu_device_plugin.report.rules.finding import Finding, grouped, literal, note
+from gpu_device_plugin.report.rules.pod_causes import scheduler_says, scheduler_silent
 from gpu_device_plugin.report.rules.printing import counted, ranges, short_uuid, shortened
 from gpu_device_plugin.report.rules.printing import place as place_of
-from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, Fit, fit, gpu_policy_of
-from gpu_device_plugin.scheduler.rules.node_constraints import obstacles
+from gpu_device_plugin.scheduler.rules.filter_failure import Clause, FilterFailure, cordoned
+from gpu_device_plugin.scheduler.rules.fitting import Fit, fit, gpu_policy_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus
-    from gpu_device_plugin.report.rules.finding import Finding
+    from gpu_device_plugin.report.rules.finding import Parameter
     from gpu_device_plugin.report.rules.node_view import Ends, GpuView, NodeView
-    from gpu_device_plugin.scheduler.rules.node_constraints import Terms
     from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
+    from gpu_device_plugin.scheduler.rules.usage import Usage
 
 
 _WEIGHED = 20
@@ -43,13 +44,15 @@ _LONGEST = 300
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 _WORDS = {
-    Obstacle.SMALL: "too small",
-    Obstacle.WHOLE: "exclusively allocated",
-    Obstacle.SHARED: "shares in use",
-    Obstacle.FULL: "too little free",
-    Obstacle.OTHER_KIND: "only a MIG instance",
+    Obstacle.SMALL: note("too-small", "too small"),
+    Obstacle.WHOLE: note("in-whole-use", "in whole use"),
+    Obstacle.SHARED: note("shares-in-use", "shares in use"),
+    Obstacle.FULL: note("too-little-free", "too little free"),
+    Obstacle.OTHER_KIND: note("only-an-instance", "only a MIG instance"),
 }
-_NOT_ALLOWED = "not allowed by its annotations"
+_NOT_ALLOWED = note("not-allowed", "not allowed by its annotations")
+_HAS_ROOM = note("its-gpus-have-room", "its GPUs have room")
+_CLAIMS_GIVE = note("claims-give-its-gpus", "kube-scheduler gives out its GPUs, by a ResourceClaim (DRA)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,30 +120,57 @@ def _lacking(ask: GpuRequest, node: NodeView) -> int:
 # --- Text -------------------------------------------------------------------------------------------------------------
 
 
-def describe(ask: GpuRequest, resources: Iterable[Resource], nodes: Iterable[NodeView]) -> str:
-    """Return the demand of a pod as the end of a sentence. Shares of one size on all nodes are written as memory."""
+def describe(ask: GpuRequest, resources: Iterable[Resource], nodes: Iterable[NodeView]) -> tuple[Finding, ...]:
+    """Return the parts of a pod's demand, as ends of a sentence. Shares of one size on all nodes are memory."""
     sizes = {node.candidate.gpus.share_mib for node in nodes if node.total}
     (share_mib,) = sizes if len(sizes) == 1 else (None,)
     names = {resource.kind: resource.name for resource in resources}
     parts = []
     for amount, gpus, kind in ((part.demand.amount, part.demand.gpus, part.demand.kind) for part in ask.parts):
         if kind is Kind.COUNT:
-            parts.append("one whole GPU" if amount == 1 else f"{amount} whole GPUs")
+            parts.append(whole_gpus(amount))
         else:
             memory = f"{names[Kind.MEMORY]}: {amount}" if share_mib is None else format_mib(amount * share_mib)
-            parts.append(f"{memory} {'of one GPU' if gpus == 1 else f'in equal parts of {gpus} GPUs'}")
-    return " and ".join(parts)
+            parts.append(memory_of(memory, gpus))
+    return tuple(parts)
 
 
-def explain(found: Sequence[NodeAnswer], most: int) -> list[str]:
-    """Return the number of nodes for each reason, then explain the `most` nearest of `answers` one by one."""
-    lines: list[str] = []
+def whole_gpus(number: int) -> Finding:
+    """Return a number of whole GPUs, as the end of a sentence."""
+    return note("whole-gpus", "one whole GPU" if number == 1 else "{n} whole GPUs", n=number)
+
+
+def memory_of(memory: str | Finding, gpus: int) -> Finding:
+    """Return memory of one GPU, or in equal parts of several."""
+    if gpus == 1:
+        return note("memory-of-one-gpu", "{memory} of one GPU", memory=memory)
+    return note("memory-of-gpus", "{memory} in equal parts of {n} GPUs", memory=memory, n=gpus)
+
+
+def explain(found: Sequence[NodeAnswer], most: int) -> list[Finding]:
+    """Return the number of nodes for each reason, then explain the `most` nearest of `answers`, line by line."""
+    lines: list[Finding] = []
     if len(found) > most:
-        rows = [(f"  {number}", kind) for kind, number in _kinds(map(headline, found))]
-        lines += ["", f"{len(found)} nodes share GPUs:", *aligned(rows), "", f"The nearest {most} of them:"]
+        rows = [(f"  {number}", kind) for kind, number in _kinds(found)]
+        lines += [_EMPTY, _number_of(found), *_rows("nodes", ("n", "why"), rows)]
+        lines += [_EMPTY, note("nearest", "The nearest {n} of them:", n=most)]
     for answer in found[:most]:
-        lines += ["", *_block(answer, _gpus(answer))]
+        lines += [_EMPTY, *_block(answer, _gpus(answer))]
     return lines
+
+
+_EMPTY = note("empty", "")
+
+
+def _number_of(found: Sequence[NodeAnswer]) -> Finding:
+    return note("nodes-share", "{n} nodes share GPUs:", n=len(found))
+
+
+def _rows(code: str, names: Sequence[str], rows: Sequence[Sequence[str | Finding]]) -> list[Finding]:
+    """Return rows of a table, whose `line` has its columns aligned."""
+    lines = aligned([tuple(map(str, row)) for row in rows])
+    cells = (dict(zip(names, row, strict=True)) for row in rows)
+    return [note(code, literal(line), **each) for line, each in zip(lines, cells, strict=True)]
 
 
 def explain_briefly(found: Sequence[NodeAnswer], height: int) -> list[str]:
@@ -149,17 +179,20 @@ def explain_briefly(found: Sequence[NodeAnswer], height: int) -> list[str]:
     Of each node only that is told which differs between its GPUs: equal verdicts share a line. At least one node and
     one reason are told, however small the height.
     """
-    kinds = _kinds(map(headline, found))
+    kinds = _kinds(found)
     shown = max(1, min(len(kinds), height // 3))
-    rows = [(f"  {number}", kind) for kind, number in kinds[:shown]]
+    rows = [(f"  {number}", str(kind)) for kind, number in kinds[:shown]]
     if len(kinds) > shown:
         rows.append((f"  {sum(number for _, number in kinds[shown:])}", "for other reasons"))
-    lines = [] if len(found) == 1 else ["", f"{len(found)} nodes share GPUs:", *aligned(rows)]
+    lines = [] if len(found) == 1 else ["", str(_number_of(found)), *aligned(rows)]
     told = 0
     for answer in found:
-        alike = grouped((_gpu_facts(answer, view), view.gpu.position) for view in answer.node.gpus())
-        gpus = [(f"  GPU {ranges(at)}", model, f"{free} free", said) for (model, free, said), at in alike.items()]
-        block = ["", *_block(answer, aligned(gpus))]
+        facts = ((tuple(map(str, _gpu_facts(answer, view))), view.gpu.position) for view in answer.node.gpus())
+        gpus = [
+            (f"  GPU {ranges(at)}", model, f"{free} of {total} free", said)
+            for (model, free, total, said), at in grouped(facts).items()
+        ]
+        block = ["", *map(str, _block(answer, [note("gpus", literal(line)) for line in aligned(gpus)]))]
         if told and len(lines) + len(block) + 2 > height:
             break
         lines += block
@@ -169,67 +202,104 @@ def explain_briefly(found: Sequence[NodeAnswer], height: int) -> list[str]:
     return lines
 
 
-def _kinds(sentences: Iterable[str]) -> list[tuple[str, int]]:
-    """Count sentences that differ at most in their numbers as one, the most frequent first."""
+def _kinds(found: Iterable[NodeAnswer]) -> list[tuple[Finding, int]]:
+    """Count headlines that differ at most in their numbers as one, the most frequent first."""
+    known: dict[FilterFailure, tuple[Finding, str]] = {}  # thousands of nodes have few reasons
     alike: dict[str, Counter[str]] = {}
-    for sentence in sentences:
-        alike.setdefault(_NUMBER.sub("…", sentence), Counter())[sentence] += 1
-    counts = [(next(iter(each)) if len(each) == 1 else kind, each.total()) for kind, each in alike.items()]
-    return sorted(counts, key=lambda kind: (-kind[1], kind[0]))
+    by_text: dict[str, Finding] = {}
+    for answer in found:
+        why = None if answer.kept.excluded or isinstance(answer.found, Fit) else answer.found
+        if why is None or why not in known:
+            said = headline(answer)
+            text = str(said)
+            by_text[text] = said
+        if why is not None:
+            said, text = known.setdefault(why, (said, text))
+        alike.setdefault(_NUMBER.sub("…", text), Counter())[text] += 1
+    counts = []
+    for each in alike.values():
+        said = by_text[next(iter(each))]
+        counts.append((said if len(each) == 1 else _blurred(said), each.total()))
+    return sorted(counts, key=lambda kind: (-kind[1], str(kind[0])))
 
 
-def headline(answer: NodeAnswer) -> str:
+def _blurred(said: Finding) -> Finding:
+    """Return a finding without its numbers."""
+    parameters = {name: _without_numbers(each) for name, each in said.parameters.items()}
+    return replace(said, text=_NUMBER.sub("…", said.text), parameters=parameters)
+
+
+def _without_numbers(value: Parameter) -> Parameter:
+    if isinstance(value, tuple):
+        return tuple(_blurred(each) if isinstance(each, Finding) else _NUMBER.sub("…", each) for each in value)
+    return _blurred(value) if isinstance(value, Finding) else _NUMBER.sub("…", str(value))
+
+
+def _told(clause: Clause) -> Finding:
+    """Return a clause of the scheduler as a finding."""
+    parameters = {name: _told(each) if isinstance(each, Clause) else each for name, each in clause.parameters}
+    return note(clause.code, clause.text, **parameters)
+
+
+def headline(answer: NodeAnswer) -> Finding:
     """Return whether the GPUs of a node have room, or why not, and what else keeps the pod away."""
+    kept = answer.kept
     if isinstance(answer.found, FilterFailure):
-        return "; ".join((*map(str, answer.kept.excluded), answer.found.sentence))
-    room = (
-        "kube-scheduler gives out its GPUs, by a ResourceClaim (DRA)"
-        if answer.node.candidate.gpus.claims
-        else "its GPUs have room"
-    )
-    why = str(answer.kept)
-    return room + (f", but {why}" if why else "")
+        why = _told(answer.found)
+        return note("reasons", "{why:+; }", why=(*kept.excluded, why)) if kept.excluded else why
+    room = _CLAIMS_GIVE if answer.node.candidate.gpus.claims else _HAS_ROOM
+    return note("room-but", "{room}, but {why:+; }", room=room, why=kept.all) if kept.all else room
 
 
-def _block(answer: NodeAnswer, gpus: Sequence[str]) -> Iterator[str]:
+def _block(answer: NodeAnswer, gpus: Sequence[Finding]) -> Iterator[Finding]:
     node = answer.node
-    yield f"{node.name}: {headline(answer)}"
+    yield note("of-node", "{node}: {why}", node=node.name, why=headline(answer))
     if isinstance(answer.found, FilterFailure):
-        yield from (f"  Besides, {why}." for why in answer.kept.besides)
+        yield from (note("besides", "  Besides, {why}.", why=why) for why in answer.kept.besides)
     yield from gpus
     for pod, usage in node.unassigned_usage().items():
-        amount = " and ".join(node.amounts(usage))
-        yield f"  {pod} has {amount} on an unknown GPU, and counts on every GPU that it may be on."
+        text = "  {pod} has {amounts:+ and } on an unknown GPU, and counts on every GPU that it may be on."
+        yield note("on-unknown-gpu", text, pod=str(pod), amounts=_amounts(node, usage))
     if isinstance(answer.found, FilterFailure) and answer.ends is not None:
-        none = "Even if all its pods ended, there would be no room"
-        yield f"  {none if answer.ends.none else _room_without(node, answer.ends)}."
+        if answer.ends.none:
+            yield note("no-room-without", "  Even if all its pods ended, there would be no room.")
+        else:
+            yield note("room-without", "  {room}.", room=_room_without(node, answer.ends))
 
 
-def _gpus(answer: NodeAnswer) -> list[str]:
-    rows = [
-        (
-            f"  {place_of(view.gpu)}",
-            short_uuid(view.gpu.uuid),
-            *_gpu_facts(answer, view),
-            ", ".join(
-                f"{held.pod} ({'whole' if held.whole else answer.node.amount(held.shares)}"
-                f"{', being deleted' if held.pod.terminating else ''})"
-                for held in view.held
-            )
-            or "-",
-        )
-        for view in answer.node.gpus()
-    ]
-    return aligned([("  GPU", "UUID", "MODEL", "FREE", "FOR THIS POD", "HELD BY"), *rows]) if rows else []
+def _amounts(node: NodeView, usage: Usage) -> tuple[str | Finding, ...]:
+    """Return the amounts of `NodeView.amounts`."""
+    shares = (node.amount(usage.all_shares),) if usage.all_shares else ()
+    return (*shares, *((note("whole", "{n} whole", n=usage.all_gpus),) if usage.all_gpus else ()))
 
 
-def _gpu_facts(answer: NodeAnswer, view: GpuView) -> tuple[str, str, str]:
+def _gpus(answer: NodeAnswer) -> list[Finding]:
+    rows = []
+    for view in answer.node.gpus():
+        model, free, total, said = _gpu_facts(answer, view)
+        held = []
+        for each in view.held:
+            code, text = "held", "{pod} ({amount})"
+            if each.pod.terminating:
+                code, text = "held-ending", "{pod} ({amount}, being deleted)"
+            amount = note("whole-gpu", "whole") if each.whole else answer.node.amount(each.shares)
+            held.append(note(code, text, pod=str(each.pod), amount=amount))
+        holders = note("holders", "{pods:+, }", pods=tuple(held)) if held else "-"
+        room = note("free-of", "{free} of {total}", free=free, total=total)
+        rows.append((f"  {place_of(view.gpu)}", short_uuid(view.gpu.uuid), model, room, said, holders))
+    names = ("gpu", "uuid", "model", "free", "verdict", "held")
+    heading = ("  GPU", "UUID", "MODEL", "FREE", "FOR THIS POD", "HELD BY")
+    lines = _rows("gpu-row", names, [heading, *rows])
+    return [note("gpu-heading", lines[0].text), *lines[1:]] if rows else []
+
+
+def _gpu_facts(answer: NodeAnswer, view: GpuView) -> tuple[str, str | Finding, str, Finding]:
     node = answer.node
-    free = f"{node.amount(view.free) if view.free else 'none'} of {node.amount(view.gpu.shares)}"
-    return short_model(view.gpu.model) or "-", free, _verdict(answer, view)
+    free = node.amount(view.free) if view.free else note("none", "none")
+    return short_model(view.gpu.model) or "-", free, node.amount(view.gpu.shares), _verdict(answer, view)
 
 
-def _verdict(answer: NodeAnswer, view: GpuView) -> str:
+def _verdict(answer: NodeAnswer, view: GpuView) -> Finding:
     """Return why one GPU cannot serve even the smallest part of the pod, or that it can."""
     ask = answer.ask
     placements = answer.found.placements if isinstance(answer.found, Fit) else ()
@@ -238,13 +308,20 @@ def _verdict(answer: NodeAnswer, view: GpuView) -> str:
     if view.gpu.position in chosen:
         able = [each for each in answer.node.gpus() if len(_obstacles(ask, each)) < len(ask.parts)]
         if not answer.learned or len(able) <= len(chosen):
-            return "would be chosen"
+            return note("would-be-chosen", "would be chosen")
     if len(obstacles) < len(ask.parts):
-        return "has room for a part of it" if obstacles else "has room"
-    return _NOT_ALLOWED if obstacles[0] == _NOT_ALLOWED else view.gpu.closed or obstacles[0]
+        return note("has-room-for-part", "has room for a part of it") if obstacles else note("has-room", "has room")
+    return obstacles[0] if obstacles[0] is _NOT_ALLOWED or not view.gpu.closed else closed(view.gpu)
 
 
-def _obstacles(ask: GpuRequest, view: GpuView) -> list[str]:
+def closed(gpu: ListedGpu) -> Finding:
+    """Return why a GPU takes no new pods."""
+    unhealthy = (note("gpu-unhealthy", "unhealthy: {why}", why=gpu.unhealthy),) if gpu.unhealthy else ()
+    cordon = () if gpu.cordon is None else (_told(cordoned(gpu.cordon)),)
+    return note("reasons", "{why:+; }", why=(*unhealthy, *cordon))
+
+
+def _obstacles(ask: GpuRequest, view: GpuView) -> list[Finding]:
     """Return for each part of a pod that one GPU cannot serve why."""
     if not (ask.selector.allow_model(view.gpu.model) and ask.selector.allow_uuid(view.gpu.uuid, view.gpu.card)):
         return [_NOT_ALLOWED] * len(ask.parts)
@@ -255,140 +332,91 @@ def _obstacles(ask: GpuRequest, view: GpuView) -> list[str]:
         if not fits_kind(demand, view.room):
             obstacles.append(_WORDS[Obstacle.OTHER_KIND])
         elif isinstance(found, Unplaceable):
-            obstacles.append(_WORDS.get(found.reasons[0][1], view.gpu.closed))
+            obstacles.append(_WORDS.get(found.reasons[0][1]) or closed(view.gpu))
     return obstacles
 
 
 def _room_without(
     node: NodeView, ends: Ends, where: str = "", may_see: Callable[[str], bool] | None = None, most: int | None = None
-) -> str:
+) -> Finding:
     """Say which pods would have to end; those that the reader may not see are counted, and those beyond `most`."""
-    named = [
-        f"{pod} ({', '.join(facts)})"
-        for pod in ends.pods
-        if may_see is None or may_see(pod.namespace)
-        for facts in [
-            [*node.amounts(pod.usage), f"priority {pod.priority}", *(["being deleted"] if pod.terminating else [])]
-        ]
-    ][:most]
-    what = ("other pod", "") if named else ("pod that you may not see", "pods that you may not see")
-    more = len(ends.pods) - len(named)
-    these = "this pod" if len(ends.pods) == 1 else f"these {len(ends.pods)} pods"
-    names = ", ".join([*named, *([counted(more, *what)] if more else [])])
-    return f"There would be room{where} if {these} ended: {names}"
+    named = []
+    for pod in [pod for pod in ends.pods if may_see is None or may_see(pod.namespace)][:most]:
+        code, text = "pod-to-end", "{pod} ({amounts:+, }, priority {priority})"
+        if pod.terminating:
+            code, text = "pod-ending", "{pod} ({amounts:+, }, priority {priority}, being deleted)"
+        named.append(note(code, text, pod=str(pod), amounts=_amounts(node, pod.usage), priority=pod.priority))
+    if more := len(ends.pods) - len(named):
+        hidden = note("pods-unseen", "{n:pod that you may not see|pods that you may not see}", n=more)
+        named.append(note("pods-more", "{n:other pod}", n=more) if named else hidden)
+    code, these = ("room-if-one-ended", "this pod") if len(ends.pods) == 1 else ("room-if-ended", "these {n} pods")
+    text = f"There would be room{' on {node}' if where else ''} if {these} ended: {{pods:+, }}"
+    return note(code, text, node=where, n=len(ends.pods), pods=tuple(named))
 
 
 # --- In one sentence each ---------------------------------------------------------------------------------------------
 
 
-def asked_amounts(pod: Pod, resources: Iterable[Resource]) -> str:
+def asked_amounts(pod: Pod, resources: Iterable[Resource]) -> tuple[str, ...]:
     """Return the limits of a pod as they are written; for a demand that no node can ever meet."""
     sums: Counter[str] = Counter()
     for container in pod.containers:
         sums.update(container.limits)
     names = [resource.name for resource in resources]
     names += sorted(name for name in sums if name not in names)  # those of MIG profiles
-    return " and ".join(f"{name}: {sums[name]}" for name in names if sums[name])
+    return tuple(f"{name}: {sums[name]}" for name in names if sums[name])
 
 
-def why_waits(status: SchedulingStatus, facts: Sequence[Finding], found: Sequence[NodeAnswer]) -> str:
+def why_waits(status: SchedulingStatus, facts: Sequence[Finding], found: Sequence[NodeAnswer]) -> Finding:
     """Return why a pod waits: the most frequent reasons of the nodes with their numbers, if nodes are the reason."""
     if status.gates or not found:
-        return shortened(str(facts[0]), _LONGEST) if facts else "It is not known yet why it waits."
+        return _shortened(facts[0]) if facts else note("why-unknown", "It is not known yet why it waits.")
     fitting = sum(map(_takes, found))
     if fitting:
         (says,) = scheduler_says(status) or [scheduler_silent(status)]
-        return f"{counted(fitting, 'node has', 'nodes have')} room for it now; {shortened(str(says), _LONGEST)}"
-    kinds = _kinds(map(headline, found))
+        text = "{nodes:node has|nodes have} room for it now; {says}"
+        return note("nodes-have-room", text, nodes=fitting, says=_shortened(says))
+    kinds = _kinds(found)
     if len(found) == 1:
-        return f"The only node that shares GPUs, {found[0].node.name}, does not take it: {kinds[0][0]}."
-    reasons = [f"{why} ({number})" for why, number in kinds[:_MOST_REASONS]]
-    more = sum(number for _, number in kinds[_MOST_REASONS:])
-    others = [f"other reasons ({more})"] if more else []
-    return f"None of {len(found)} nodes takes it: {'; '.join([*reasons, *others])}."
+        text = "The only node that shares GPUs, {node}, does not take it: {why}."
+        return note("only-node", text, node=found[0].node.name, why=kinds[0][0])
+    reasons = [note("reason-of", "{why} ({n})", why=why, n=number) for why, number in kinds[:_MOST_REASONS]]
+    if more := sum(number for _, number in kinds[_MOST_REASONS:]):
+        reasons.append(note("other-reasons", "other reasons ({n})", n=more))
+    return note("no-node-takes-it", "None of {n} nodes takes it: {why:+; }.", n=len(found), why=tuple(reasons))
+
+
+def _shortened(said: Finding) -> Finding:
+    """Return a finding of at most so many characters."""
+    text = str(said)
+    if len(text) <= _LONGEST:
+        return said
+    parameters = {
+        name: shortened(each, _LONGEST) if isinstance(each, str) else each for name, each in said.parameters.items()
+    }
+    return replace(said, text=literal(shortened(text, _LONGEST)), parameters=parameters)
 
 
 def _takes(answer: NodeAnswer) -> bool:
     return isinstance(answer.found, Fit) and answer.kept == Kept()
 
 
-def what_makes_room(found: Sequence[NodeAnswer], may_see: Callable[[str], bool]) -> str:
-    """Return what would make room for a pod, by the nearest of the answers; empty if a node takes it, or none is known.
+def what_makes_room(found: Sequence[NodeAnswer], may_see: Callable[[str], bool]) -> Finding | None:
+    """Return what would make room for a pod, by the nearest of the answers; None if a node takes it, or none is known.
 
     Pods of namespaces that the reader may not see are counted only.
     """
     if not found or any(map(_takes, found)):
-        return ""
+        return None
     for answer in found:
-        kept = str(answer.kept)
+        kept, node = answer.kept.all, answer.node
         if isinstance(answer.found, Fit):
-            return f"The GPUs of {answer.node.name} have room, but {kept}."
+            return note("room-on-but", "The GPUs of {node} have room, but {why:+; }.", node=node.name, why=kept)
         if answer.ends is not None and answer.ends.pods:
-            besides = f", but for the pod: {kept}" if kept else ""
-            where = f" on {answer.node.name}"
-            return f"{_room_without(answer.node, answer.ends, where, may_see, _MOST_PODS)}{besides}."
+            room = _room_without(node, answer.ends, node.name, may_see, _MOST_PODS)
+            if kept:
+                return note("makes-room-but", "{room}, but for the pod: {why:+; }.", room=room, why=kept)
+            return note("makes-room", "{room}.", room=room)
     if all(not isinstance(answer.found, Fit) and answer.found.unresolvable for answer in found):
-        return "Even if all pods of the nodes ended, none would have room."
-    return "Pods would have to end; see the node's GPUs."
-
-
-_EXCLUSIONS: Mapping[str, str] = {
-    "cordoned": "it is cordoned",
-    "not-ready": "it is not ready",
-    "taint": "the pod does not tolerate its taint {taint}",
-    "label": "the pod requires the node label {label}",
-    "affinity": "the pod's node affinity requires {condition}",
-    "affinity-terms": "it matches none of the {terms} terms of the pod's node affinity",
-}
-
-
-def exclusions(node: NodeView, pod: Terms) -> Iterator[Finding]:
-    """Yield why kube-scheduler does not consider a node for a pod at all, as clauses about the node."""
-    for code, parameters in obstacles(node.record, pod):
-        yield note(code, _EXCLUSIONS[code], **parameters)
-
-
-def besides(node: NodeView, ask: GpuRequest, resources: Iterable[Resource]) -> tuple[Finding, ...]:
-    """Return further reasons against a node that kube-scheduler considers, as clauses about the node.
-
-    Compares only the GPU resources that its kubelet knows; neither CPU nor memory.
-    """
-    shares = any(part.demand.kind is Kind.MEMORY for part in ask.parts)
-    return (
-        *(why for resource in resources for why in _too_little(node, ask, resource)),
-        *(refusals(node.report) if shares else ()),
-    )
-
-
-def _too_little(node: NodeView, ask: GpuRequest, resource: Resource) -> Iterator[Finding]:
-    """Yield why the kubelet's amounts are too small for the pod, unless the GPUs show it."""
-    asked = sum(part.demand.amount for part in ask.parts if part.demand.kind is resource.kind)
-    if not asked or node.candidate.gpus.problem:
-        return
-    if resource.name not in node.record.capacity:
-        text = "its kubelet knows no {resource}: no agent has registered there since it started"
-        yield note("not-registered", text, resource=resource.name)
-        return
-    offered = node.record.allocatable.get(resource.name, 0)
-    memory = resource.kind is Kind.MEMORY
-    # The agent withholds a GPU that is in use as the other resource, as intended.
-    rooms = [
-        room
-        for room in node.candidate.rooms
-        if room.healthy and not (room.whole if memory else room.shared or room.card is not None)
-    ]
-    if not offered:
-        if rooms:
-            text = "its agent offers no {resource} at the moment; see the agent's log"
-            yield note("not-offered", text, resource=resource.name)
-        return
-    taken = sum(
-        usage.unplaced_shares + sum(shares for _, shares in usage.shares)
-        if memory
-        else usage.unplaced_gpus + len(usage.whole)
-        for usage in (pod.usage for pod in node.pods)
-    )
-    free = sum(room.free for room in rooms) if memory else sum(not room.whole for room in rooms)
-    if offered - taken < asked <= free:  # with less free the GPUs show the reason
-        text = "{taken} of {offered} allocatable {resource} are in use"
-        yield note("in-use", text, taken=taken, offered=offered, resource=resource.name)
+        return note("nothing-makes-room", "Even if all pods of the nodes ended, none would have room.")
+    return note("ending-makes-room", "Pods would have to end; see the node's GPUs.")

@@ -5,7 +5,6 @@ A pod gets its GPUs by its limits; who gets them otherwise is explained by featu
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import ASSIGNED, ASSUME_TIME, MalformedAnnotationError
@@ -14,9 +13,9 @@ from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.report.rules.extension import DEFAULT_SCHEDULER, SchedulingStatus
-from gpu_device_plugin.report.rules.finding import Finding, grouped, note
+from gpu_device_plugin.report.rules.finding import Finding, grouped, note, units
 from gpu_device_plugin.report.rules.held_instances import asked_instances
-from gpu_device_plugin.report.rules.printing import counted
+from gpu_device_plugin.scheduler.rules.node_constraints import obstacles
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Impossible, ask
 from gpu_device_plugin.scheduler.rules.usage import usage_of
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.rules.extension import ReportFeature
     from gpu_device_plugin.report.rules.node_view import NodeView
+    from gpu_device_plugin.scheduler.rules.node_constraints import Terms
 
 SCHEDULER = "gpushare-scheduler"
 """The name of the scheduler deployed with the extender."""
@@ -62,16 +62,14 @@ def causes(
         node = (nodes or {}).get(pod.node_name)
         refused = () if node is None or status.reason != _REJECTED else refusals(node.report)
         facts = [has_ended(pod, status), *(each for feature in features for each in feature.ended(pod))]
-        facts += [
-            note(each.code, f"Node {{node}}: {each.text}.", node=pod.node_name, **each.parameters) for each in refused
-        ]
+        facts += [note("node-refuses", "Node {node}: {why}.", node=pod.node_name, why=each) for each in refused]
     elif isinstance(asked, Impossible):
-        where = f" (on node {pod.node_name})" if pod.node_name else ""
+        where = note("where", " (on node {node})", node=pod.node_name) if pod.node_name else ""
         text = "{pod}{where} asks for GPUs that no node can provide: {why}."
         facts = [note("impossible", text, pod=_name(pod), where=where, why=asked.sentence)]
     elif not asked.parts and not asked_instances(pod):
-        text = "{pod} asks for neither {resources}" + ("." if instead else ", so it is not waiting for GPUs.")
-        names = " nor ".join(resource.name for resource in resources)
+        text = "{pod} asks for neither {resources:+ nor }" + ("." if instead else ", so it is not waiting for GPUs.")
+        names = tuple(resource.name for resource in resources)
         neither = [note("asks-for-none", text, pod=_name(pod), resources=names), *instead]
         facts = [*(_nothing(pod, resources) or neither), *scheduler_says(status)]
     else:
@@ -138,7 +136,8 @@ def scheduler_says(status: SchedulingStatus) -> list[Finding]:
     if not status.condition_reason and not status.condition:
         return []
     text = "{scheduler} says" + (" ({reason}): {message}" if status.condition_reason else ": {message}")
-    reason, message = status.condition_reason, status.condition or "no message"
+    message = status.condition or note("no-message", "no message")
+    reason = status.condition_reason
     return [note("scheduler-says", text, scheduler=status.scheduler, reason=reason, message=message)]
 
 
@@ -195,11 +194,12 @@ def _location(
     if node is None and nodes is not None:
         yield note("node-shares-none", "That node does not exist, or shares no GPUs.")
     listed = {} if node is None else {gpu.position: gpu for gpu in node.candidate.gpus.all}
-    amount_of = partial(counted, one="unit") if node is None else node.amount
-    places = [(at, amount_of(shares)) for at, shares in usage.shares] + [(at, "all") for at in usage.whole]
-    for position, amount in sorted(places):
+    amount_of = units if node is None else node.amount
+    places = [(at, amount_of(shares)) for at, shares in usage.shares]
+    places += [(at, note("all", "all")) for at in usage.whole]
+    for position, amount in sorted(places, key=lambda place: (place[0], str(place[1]))):
         gpu = listed.get(position)
-        unlisted = "" if nodes is None else "not listed by its node"
+        unlisted = "" if nodes is None else note("not-listed", "not listed by its node")
         place = f"MIG {gpu.instance.label} {gpu.instance.profile}" if gpu is not None and gpu.instance else ""
         facts = ", ".join(filter(None, (place or gpu.model, gpu.uuid))) if gpu is not None else unlisted
         ill = out_of_service(gpu) if gpu is not None and gpu.instance is not None else ""
@@ -222,13 +222,14 @@ def _why_unplaced(pod: Pod, status: SchedulingStatus, resources: tuple[Resource,
         promises(pod, resources)
     except MalformedAnnotationError as error:
         return note("annotations-malformed", "Its GPU annotations cannot be read: {problem}.", problem=str(error))
-    why = (
-        f"it was placed by {DEFAULT_SCHEDULER}; if that scheduler does not call the extender, set schedulerName: "
-        f"{SCHEDULER}."
-        if status.scheduler == DEFAULT_SCHEDULER
-        else "{scheduler} did not call the extender, or the pod's nodeName was set by hand."
-    )
-    return note("not-promised", f"Its annotations name no GPU: {why}", scheduler=status.scheduler)
+    if status.scheduler == DEFAULT_SCHEDULER:
+        text = (
+            "Its annotations name no GPU: it was placed by {scheduler}; if that scheduler does not call the extender, "
+            f"set schedulerName: {SCHEDULER}."
+        )
+        return note("not-promised-by-default", text, scheduler=status.scheduler)
+    text = "Its annotations name no GPU: {scheduler} did not call the extender, or the pod's nodeName was set by hand."
+    return note("not-promised", text, scheduler=status.scheduler)
 
 
 def refusals(report: NodeReport) -> tuple[Finding, ...]:
@@ -262,14 +263,79 @@ def asks_in_mib(
     shares = _LARGEST_GIB if nodes is None else max(every, default=0)
     units = -(-amount // share_mib)
     if units <= shares < amount and amount * 2 >= share_mib:  # fewer MiB are not a plausible demand
-        usual = " unless configured otherwise" if nodes is None else ""
+        code, usual = ("units-of", " unless configured otherwise") if nodes is None else ("asks-in-mib", "")
         text = (
             f"It asks for {{amount}} units, which are {{unit}} each{usual}: no GPU has as much. If {{amount}} MiB are "
             "meant, write {resource}: {units}."
         )
-        yield note("asks-in-mib", text, amount=amount, unit=format_mib(share_mib), resource=name, units=units)
+        yield note(code, text, amount=amount, unit=format_mib(share_mib), resource=name, units=units)
 
 
-def out_of_service(gpu: ListedGpu) -> str:
+def out_of_service(gpu: ListedGpu) -> Finding:
     """Return the end of a sentence about a GPU or an instance that is out of service; empty if it is not."""
-    return f", which is out of service: {gpu.unhealthy}" if gpu.unhealthy else ""
+    text = ", which is out of service: {why}" if gpu.unhealthy else ""
+    return note("out-of-service", text, why=gpu.unhealthy)
+
+
+# --- Nodes that are kept from a pod -----------------------------------------------------------------------------------
+
+_EXCLUSIONS: Mapping[str, str] = {
+    "cordoned": "it is cordoned",
+    "not-ready": "it is not ready",
+    "taint": "the pod does not tolerate its taint {taint}",
+    "label": "the pod requires the node label {label}",
+    "affinity": "the pod's node affinity requires {condition}",
+    "affinity-terms": "it matches none of the {terms} terms of the pod's node affinity",
+}
+
+
+def exclusions(node: NodeView, pod: Terms) -> Iterator[Finding]:
+    """Yield why kube-scheduler does not consider a node for a pod at all, as clauses about the node."""
+    for code, parameters in obstacles(node.record, pod):
+        yield note(code, _EXCLUSIONS[code], **parameters)
+
+
+def besides(node: NodeView, ask: GpuRequest, resources: Iterable[Resource]) -> tuple[Finding, ...]:
+    """Return further reasons against a node that kube-scheduler considers, as clauses about the node.
+
+    Compares only the GPU resources that its kubelet knows; neither CPU nor memory.
+    """
+    shares = any(part.demand.kind is Kind.MEMORY for part in ask.parts)
+    return (
+        *(why for resource in resources for why in _too_little(node, ask, resource)),
+        *(refusals(node.report) if shares else ()),
+    )
+
+
+def _too_little(node: NodeView, ask: GpuRequest, resource: Resource) -> Iterator[Finding]:
+    """Yield why the kubelet's amounts are too small for the pod, unless the GPUs show it."""
+    asked = sum(part.demand.amount for part in ask.parts if part.demand.kind is resource.kind)
+    if not asked or node.candidate.gpus.problem:
+        return
+    if resource.name not in node.record.capacity:
+        text = "its kubelet knows no {resource}: no agent has registered there since it started"
+        yield note("not-registered", text, resource=resource.name)
+        return
+    offered = node.record.allocatable.get(resource.name, 0)
+    memory = resource.kind is Kind.MEMORY
+    # The agent withholds a GPU that is in use as the other resource, as intended.
+    rooms = [
+        room
+        for room in node.candidate.rooms
+        if room.healthy and not (room.whole if memory else room.shared or room.card is not None)
+    ]
+    if not offered:
+        if rooms:
+            text = "its agent offers no {resource} at the moment; see the agent's log"
+            yield note("offers-none-now", text, resource=resource.name)
+        return
+    taken = sum(
+        usage.unplaced_shares + sum(shares for _, shares in usage.shares)
+        if memory
+        else usage.unplaced_gpus + len(usage.whole)
+        for usage in (pod.usage for pod in node.pods)
+    )
+    free = sum(room.free for room in rooms) if memory else sum(not room.whole for room in rooms)
+    if offered - taken < asked <= free:  # with less free the GPUs show the reason
+        text = "{taken} of {offered} allocatable {resource} are in use"
+        yield note("in-use", text, taken=taken, offered=offered, resource=resource.name)

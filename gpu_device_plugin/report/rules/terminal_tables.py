@@ -339,7 +339,7 @@ def row_waiting(name: str, asked: str) -> PodRow:
 def rows_waiting(pods: Iterable[Pod], resources: Iterable[Resource]) -> list[PodRow]:
     """Return pods without a node with what they ask for."""
     names = tuple(resources)
-    return [row_waiting(f"{pod.namespace}/{pod.name}", asked_amounts(pod, names)) for pod in pods]
+    return [row_waiting(f"{pod.namespace}/{pod.name}", " and ".join(asked_amounts(pod, names))) for pod in pods]
 
 
 def pod_table(rows: Iterable[PodRow], width: int) -> list[Line]:

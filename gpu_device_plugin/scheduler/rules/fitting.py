@@ -5,10 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.memory import format_mib
+from gpu_device_plugin.model.contract.cordons import Cordon
 from gpu_device_plugin.model.placing import FIT, POLICIES, Placement, Unplaceable, fits_kind, place, preference
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Kind
 from gpu_device_plugin.scheduler.rules.candidate import Summary, summary
+from gpu_device_plugin.scheduler.rules.filter_failure import (
+    NO_GPU,
+    NO_WHOLE,
+    NONE_ALLOWED,
+    NOT_ALL,
+    ONE_CONTAINER,
+    ONE_EACH,
+    SHARES_NONE,
+    TOGETHER,
+    WHOLE_INSTANCES,
+    FilterFailure,
+    among,
+    cordoned,
+    hardware_of,
+    memory_of,
+    resolvable,
+    too_small,
+    unresolvable,
+)
 from gpu_device_plugin.scheduler.rules.packing import MOST_STEPS, Packer, Packing, frees_of, groups, order
 
 if TYPE_CHECKING:
@@ -23,16 +42,7 @@ if TYPE_CHECKING:
 
     _Likeness = tuple[int, int, bool, bool, bool, bool]
 
-TOGETHER = "its GPUs have no room for all containers of the pod together"
 _NOTHING = Summary()
-_NONE_ALLOWED = "the pod's annotations allow none of its GPUs"
-_WHOLE_INSTANCES = "its MIG instances are given whole, by the resources of their profiles, and it shares no GPU"
-_NO_GPU = "it has MIG instances only, none of its GPUs is whole"
-_ONE_EACH = "it has MIG instances only, and no container can use several of them"
-_NOT_ALL = (
-    "kube-scheduler gives out its GPUs by ResourceClaims (DRA) and may choose any, and the pod's annotations do not "
-    "allow all of them"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +51,6 @@ class Fit:
 
     placements: tuple[Placement, ...]
     """One for each part of its demand, in their order; none where kube-scheduler chooses the GPUs (`by_claims`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class FilterFailure:
-    """Why a pod does not fit on a node."""
-
-    sentence: str
-    """Completes "on this node ...". The same text on many nodes where possible: kube-scheduler counts equal reasons."""
-    unresolvable: bool
-    """Even if all pods of this node ended, there would be no room; kube-scheduler then looks for no victims here."""
 
 
 def unfit(ask: GpuRequest, node: Candidate, packer: Packer | None = None) -> FilterFailure | None:
@@ -115,10 +115,11 @@ def _but_for_cordons(found: FilterFailure, ask: GpuRequest, node: Candidate) -> 
     if not node.gpus.cordoned:
         return found
     if (other := unfit(ask, opened := node.opened())) is not None:
-        return FilterFailure(other.sentence, found.unresolvable)
+        return replace(other, unresolvable=found.unresolvable)
     wanted = {room.position for room in allowed(ask, opened)}
     first = next(gpu for gpu in node.gpus.cordoned if gpu.position in wanted and not gpu.unhealthy)
-    return FilterFailure(f"GPU {first.position} is {first.cordon}", found.unresolvable)
+    parameters = ("gpu", first.position), ("cordon", cordoned(first.cordon or Cordon()))
+    return FilterFailure("gpu-cordoned", "GPU {gpu} is {cordon}", parameters, found.unresolvable)
 
 
 def after(node: Candidate, found: Fit, amounts: Amounts = NO_AMOUNTS) -> Candidate:
@@ -150,7 +151,7 @@ def _unfit_by_claims(ask: GpuRequest, node: Candidate) -> FilterFailure | None:
     rooms = sum(room.card is None for room in allowed(ask, node))
     if rooms == every:
         return None
-    return FilterFailure(_NOT_ALL if rooms else _NONE_ALLOWED, unresolvable=True)
+    return NOT_ALL if rooms else NONE_ALLOWED
 
 
 def gpu_policy_of(ask: GpuRequest, node: Candidate, policy: str) -> str:
@@ -181,7 +182,7 @@ def _packed(
         instances = tuple(room.total for room in rooms if room.healthy and room.card is not None)
         emptied = packer(sizes, sizes, instances)
     if why is None or emptied.taken is None:
-        return FilterFailure(TOGETHER + _among(node, rooms), unresolvable=emptied.taken is None)
+        return replace(among(TOGETHER, node, rooms), unresolvable=emptied.taken is None)
     return why
 
 
@@ -205,18 +206,16 @@ def reason_of_one(node: Candidate) -> tuple[object, ...] | None:
 def unfit_by_kind(ask: GpuRequest, node: Candidate) -> FilterFailure | None:
     """Return why a pod fits on no node of this kind, whatever the models and free room of its GPUs; None if it may."""
     if node.gpus.problem:
-        return FilterFailure(node.gpus.problem, unresolvable=True)
+        return unresolvable("gpus-problem", "{problem}", problem=node.gpus.problem)
     if not node.rooms:
-        return FilterFailure(_WHOLE_INSTANCES if node.gpus.instances else "it shares no GPU", unresolvable=True)
+        return WHOLE_INSTANCES if node.gpus.instances else SHARES_NONE
     if not node.gpus.divided:
         return None
     if any(part.demand.kind is Kind.COUNT for part in ask.parts):
-        return FilterFailure("its device plugin does not allocate whole GPUs", unresolvable=True)
+        return NO_WHOLE
     # It finds the pod by the sum of its limits and the GPU by `IDX`. On a node with one GPU it needs neither.
     if len(node.rooms) > 1 and (len(ask.parts) > 1 or ask.parts[0].demand.gpus > 1):
-        return FilterFailure(
-            "its device plugin serves only pods with one container that takes memory of one GPU", unresolvable=True
-        )
+        return ONE_CONTAINER
     return None
 
 
@@ -252,10 +251,6 @@ def _named(preferences: GpuSelector, gpus: NodeGpus) -> bool:
     )
 
 
-def _among(node: Candidate, rooms: Sequence[Room]) -> str:
-    return "" if len(rooms) == len(node.rooms) else ", among the GPUs that the pod's annotations allow"
-
-
 def _alone(
     demands: Iterable[Demand], node: Candidate, rooms: Sequence[Room], numbers: Summary, *, resolvable: bool = False
 ) -> FilterFailure:
@@ -264,13 +259,12 @@ def _alone(
     `resolvable` says that each is known to fit alone once no other pod is left.
     """
     if not rooms:
-        return FilterFailure(_NONE_ALLOWED, unresolvable=True)
+        return NONE_ALLOWED
     answers = (why for demand in demands if (why := _too_large(demand, node, numbers)) is not None)
     first = next(answers)
     if not first.unresolvable and not resolvable:
         first = next((why for why in answers if why.unresolvable), first)
-    among = _among(node, rooms)
-    return FilterFailure(first.sentence + among, first.unresolvable) if among else first
+    return among(first, node, rooms)
 
 
 def _too_large(demand: Demand, node: Candidate, numbers: Summary) -> FilterFailure | None:
@@ -278,61 +272,35 @@ def _too_large(demand: Demand, node: Candidate, numbers: Summary) -> FilterFailu
     if demand.kind is Kind.COUNT or demand.gpus > 1:
         numbers = numbers.gpus
         if not numbers.sizes and not numbers.failed:
-            return FilterFailure(_NO_GPU if demand.kind is Kind.COUNT else _ONE_EACH, unresolvable=True)
+            return NO_GPU if demand.kind is Kind.COUNT else ONE_EACH
     if not numbers.sizes:
-        return FilterFailure(f"no {_hardware(numbers)} is healthy", unresolvable=True)
+        return unresolvable("none-healthy", "no {hardware} is healthy", hardware=hardware_of(numbers))
     if demand.kind is Kind.MEMORY:
         return _too_much(demand, node, numbers)
     if len(numbers.sizes) < demand.amount:
-        return FilterFailure(f"fewer than {demand.amount} GPUs are healthy", unresolvable=True)
-    if len(numbers.unused) < demand.amount:
-        return FilterFailure(_lacking(demand.amount, "GPU", "is", "are", "unused"), unresolvable=False)
-    return None
-
-
-def _hardware(numbers: Summary) -> str:
-    """Return what `numbers` summarize."""
-    if numbers.of_gpus is None:
-        return "GPU"
-    return "GPU or MIG instance" if numbers.gpus.sizes or numbers.gpus.failed else "MIG instance"
+        return unresolvable("too-few-healthy", "fewer than {wanted} GPUs are healthy", wanted=demand.amount)
+    if len(numbers.unused) >= demand.amount:
+        return None
+    text = "no GPU is unused" if demand.amount == 1 else "fewer than {wanted} GPUs are unused"
+    return resolvable("too-few-unused", text, wanted=demand.amount)
 
 
 def _too_much(demand: Demand, node: Candidate, numbers: Summary) -> FilterFailure | None:
     each, last = demand.amount // demand.gpus, demand.gpus - 1
     if last < len(numbers.frees) and numbers.frees[last] >= each:
         return None
-    memory = _memory(each, node)
     if last >= len(numbers.sizes) or numbers.sizes[last] < each:
-        return FilterFailure(_too_small(demand.gpus, each, node, numbers), unresolvable=True)
+        return too_small(demand.gpus, each, node, numbers)
+    hardware, amount = hardware_of(numbers), memory_of(each, node)
     if not numbers.frees:
-        return FilterFailure(f"all {_hardware(numbers)}s are exclusively allocated", unresolvable=False)
-    return FilterFailure(_lacking(demand.gpus, _hardware(numbers), "has", "have", f"{memory} free"), unresolvable=False)
-
-
-def _too_small(wanted: int, each: int, node: Candidate, numbers: Summary) -> str:
-    """Say that too few GPUs have `each` shares, and whether GPUs out of service are the reason."""
-    large = sum(size >= each for size in numbers.failed)
-    if wanted > 1:
-        in_service = sum(size >= each for size in numbers.sizes)
-        which = " in service" if in_service + large >= wanted else ""
-        return f"fewer than {wanted} GPUs{which} have {_memory(each, node)} in all"
-    if not large:
-        return f"the largest {_hardware(numbers)} has {_memory(numbers.sizes[0], node)} in all"
-    return (
-        f"the largest {_hardware(numbers)} in service has {_memory(numbers.sizes[0], node)} in all, and one of "
-        f"{_memory(numbers.failed[0], node)} is out of service"
-    )
-
-
-def _lacking(wanted: int, hardware: str, verb: str, verbs: str, what: str) -> str:
-    return f"no {hardware} {verb} {what}" if wanted == 1 else f"fewer than {wanted} {hardware}s {verbs} {what}"
-
-
-def _memory(shares: int, node: Candidate) -> str:
-    return f"a gpu-mem of {shares}" if node.gpus.share_mib is None else format_mib(shares * node.gpus.share_mib)
-
-
-# --- Of GPUs that are alike -------------------------------------------------------------------------------------------
+        return resolvable("all-whole", "every {hardware} is in whole use", hardware=hardware)
+    if demand.gpus == 1:
+        # On thousands of nodes for one pod, so without what names of parameters cost.
+        return FilterFailure(
+            "none-free", "no {hardware} has {amount} free", (("hardware", hardware), ("amount", amount))
+        )
+    text = "fewer than {wanted} {hardware}s have {amount} free"
+    return resolvable("too-few-free", text, wanted=demand.gpus, hardware=hardware, amount=amount)
 
 
 # --- All parts at once ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_PROMISED, RESIZE_BOUND
+from gpu_device_plugin.model.contract.keys import IDLE_SINCE, MEMORY_GUARANTEE, MEMORY_PROMISED, RESIZE_BOUND
 from tests.builders import GPU_MEM
 from tests.cluster_double.troubles import Answer, Hang, Late, Reset, Slow
 from tests.features.capacity.capacity_world import (
@@ -258,6 +258,17 @@ async def test_a_pod_is_bound_also_if_the_mark_cannot_be_written(trouble: Answer
         assert any("nodes that must stay are not marked yet" in line for line in w.logs)
         w.api.heal()
         await w.until(lambda: kept(w, "a") == "true")
+
+
+async def test_idle_pods_that_take_long_to_look_at_keep_no_node_from_its_mark_when_a_term_begins() -> None:
+    async with capacity_world(keep_nodes="true", timings=HASTY) as w:
+        await spread(w)
+        pod(w, "x", 4, rs="")
+        pod(w, "idle", 1, rs="", at=("d", 0), annotations={IDLE_SINCE: "2026-01-01T00:00:00Z"})
+        w.api.fail(Hang(), verbs={"get"}, resources={"namespaces"})
+        await w.restart()
+        assert await w.bind("x", "b") == ""
+        assert kept(w, "a") == "true"
 
 
 async def test_nothing_is_written_before_a_binding_where_nodes_are_not_kept() -> None:

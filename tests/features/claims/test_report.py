@@ -71,7 +71,7 @@ def test_the_sentences_of_a_claim_that_is_not_allocated() -> None:
         "Event: x",
     ]
     assert waiting == (wants,)
-    assert asked_by_claims(waiting) == "8 GiB of one GPU, through ResourceClaims"
+    assert str(asked_by_claims(waiting)) == "8 GiB of one GPU, through ResourceClaims"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_bound_pod_has_its_gpus_and_what_the_kubelet_says() -> None:
         f"claim-has claim=c device=3500 MiB of GPU 0 (NVIDIA H200, {UUIDS[0]}) on node n1",
         f"claim-has claim=c device=all of GPU gpu-{UUIDS[1][4:]} on node n2",
         "claim-has-access claim=c",
-        "preparing",
+        "preparing-fails",
         "event",
     ]
     other = {"c": claim("c", Device("r", "nic", "p", "d"))}
@@ -217,18 +217,18 @@ def test_a_pod_whose_claim_waits_for_borrowed_memory_is_told_who_has_it() -> Non
     borrowed = report(replace(ASKED, needed_by="default/web"))
     lender = {"n1": replace(NODES["n1"], report=borrowed)}
     found, _ = claim_causes(pod("n1"), status(), {"c": claim("c", part(0, 4 * GIB))}, lender)
-    assert "needs-lent-memory" in {finding.code for finding in found}
+    assert "waits-for-lent-memory" in {finding.code for finding in found}
     assert claim_causes(pod("n2"), status(), None, lender)[0]
 
 
 def test_a_pod_that_names_a_claim_is_explained_by_it_node_by_node() -> None:
     wants, nodes = claim("c", requests=(EIGHT,)), [*NODES.values()]
     found = why(pod(), status(), RESOURCES, nodes, most=5, claims=[wants, replace(wants, namespace="other", name="d")])
-    assert found.asks == "8 GiB of one GPU, through ResourceClaims"
+    assert " and ".join(map(str, found.asks)) == "8 GiB of one GPU, through ResourceClaims"
     assert [answer.node.name for answer in found.answers] == ["n1"]
     unread = why(pod(), status(), RESOURCES, None, most=5)
     assert (unread.asks, facts(unread.facts, "claim"), unread.answers) == (
-        "",
+        (),
         ["claim-unknown claim=c"],
         (),
     )

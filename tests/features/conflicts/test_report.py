@@ -116,14 +116,14 @@ def test_a_profile_that_is_written_wrong_is_corrected_where_nodes_offer_it(name:
 
 def test_who_asks_for_nvidias_gpus_is_told_of_instances_where_nodes_offer_them() -> None:
     (finding,) = asks_for_others(["nvidia.com/gpu"], BOTH, PROFILES)
-    assert finding.parameters["instead"] == f"{INSTEAD} or aliyun.com/mig-1g.10gb: 1 for a MIG instance"
+    assert str(finding.parameters["instead"]) == f"{INSTEAD} or aliyun.com/mig-1g.10gb: 1 for a MIG instance"
     (finding,) = asks_for_others(["aliyun.com/mig-1g10gb"], BOTH)
     assert str(finding) == f"It asks for aliyun.com/mig-1g10gb, which no agent offers: write {INSTEAD}."
 
 
 def test_only_what_is_offered_is_proposed() -> None:
     (finding,) = asks_for_others(["nvidia.com/gpu"], [MEM])
-    assert finding.parameters["instead"] == "aliyun.com/gpu-mem: N for N units of the memory of one GPU"
+    assert str(finding.parameters["instead"]) == "aliyun.com/gpu-mem: N for N units of the memory of one GPU"
 
 
 def asking(amount: int, gpus: int = 1, kind: Kind = Kind.MEMORY) -> GpuRequest:

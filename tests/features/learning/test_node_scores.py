@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.features.learning.node_scores import NodeScores
+from gpu_device_plugin.features.learning.node_scores import NodeScores, NodeTypes
 from gpu_device_plugin.features.learning.rules.marginal_value import shape_of
 from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuSelector
@@ -231,3 +231,18 @@ def test_a_node_that_comes_while_tables_are_taken_over_is_appraised_too() -> Non
     learn_at_once(afterwards, tables)
     both = [fits(each, GpuRequest(memory(5), NO_PREFERENCES), "n0 b new") for each in (scored, afterwards)]
     assert both == [[0, 10, 0]] * 2
+
+
+def test_nodes_may_change_while_they_are_appraised_also_if_another_reader_is_the_first_to_know() -> None:
+    nodes = [node(f"n{at}") for at in range(40)]
+    shown = view(nodes)
+    scored = scoring(shown)
+    others = NodeTypes(scored.evaluator)
+    steps = scored.learned(learned(nodes))
+    next(steps)
+    for each in nodes:
+        shown.put(each.name, node(each.name, sizes=(16, 16, 16)))
+    assert list(others.count().values()) == [40]
+    for _ in steps:
+        pass
+    assert scored.outdated

@@ -42,8 +42,9 @@ def changed(node: NodeView, *, claims: bool = False, away: bool = False) -> Node
 
 
 def test_the_demand_is_told_by_resource() -> None:
-    assert asked_by_profile({WHOLE: 1, "nvidia.com/mig-1g.20gb": 2}) == f"1 of {WHOLE} and 2 of nvidia.com/mig-1g.20gb"
-    assert asked_by_profile({}) == ""
+    asked = asked_by_profile({WHOLE: 1, "nvidia.com/mig-1g.20gb": 2})
+    assert " and ".join(map(str, asked)) == f"1 of {WHOLE} and 2 of nvidia.com/mig-1g.20gb"
+    assert asked_by_profile({}) == ()
 
 
 def of(
@@ -109,7 +110,7 @@ def test_of_many_nodes_some_are_told() -> None:
 
 def test_of_many_pods_some_are_named_and_of_one_that_ends_this_is_told() -> None:
     (offer,) = mig_view("a", *(with_instances(f"p{n}", n, deleting=n == 0) for n in range(7)), whole=7).instances()
-    assert holders(offer) == (
+    assert str(holders(offer)) == (
         "default/p0 (0:0, being deleted), default/p1 (0:1), default/p2 (0:2), default/p3 (0:3), default/p4 (0:4) and 2 "
         "more"
     )
@@ -143,7 +144,7 @@ def test_of_many_pods_some_are_named_and_of_one_that_ends_this_is_told() -> None
             [mig_view(f"n{n}", whole=1) for n in range(7)],
             [
                 "not-offered",
-                "mistyped-resource where=1 on n0, 1 on n1, 1 on n2, 1 on n3, 1 on n4 and 2 more",
+                "offered-under where=1 on n0, 1 on n1, 1 on n2, 1 on n3, 1 on n4 and 2 more",
             ],
         ),
     ],
@@ -204,7 +205,7 @@ def test_one_instance_in_a_container_is_right(limits: dict[str, int]) -> None:
 def test_why_no_node_gives_a_pod_its_instances_is_told_first() -> None:
     asks = Pod("u", "default", "web", containers=(Container("main", ContainerKind.APP, 0, {WHOLE: 1}),))
     told = why(asks, SchedulingStatus(), RESOURCES, [node_view("n", (8,))], most=5)
-    assert told.asks == f"1 of {WHOLE}"
+    assert " and ".join(map(str, told.asks)) == f"1 of {WHOLE}"
     assert told.facts[0].code == "not-offered"
     by_shares = replace(asks, containers=(Container("main", ContainerKind.APP, 0, {MEM: 1}),))
     assert "not-offered" not in {fact.code for fact in why(by_shares, SchedulingStatus(), RESOURCES, [], most=5).facts}

@@ -18,8 +18,7 @@ from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.inspect.gpushare_layout import details, summary, wide
 from gpu_device_plugin.report.rules.extension import SchedulingStatus
-from gpu_device_plugin.report.rules.node_answers import besides
-from gpu_device_plugin.report.rules.pod_causes import refusals
+from gpu_device_plugin.report.rules.pod_causes import besides, refusals
 from gpu_device_plugin.report.rules.printing import container, limit
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.findings import facts
@@ -63,15 +62,15 @@ def test_a_limit_is_the_means_and_whether_it_holds(held: ContainerUse, said: str
 
 
 def test_what_is_wrong_with_a_container_is_a_sentence() -> None:
-    assert uses(HOG) == f"uses 6,120 MiB of GPU 0, was granted 4,096 MiB, since {SINCE}"
-    assert uses(WEB) == "uses 1,200 MiB of GPU 0, was granted 4,096 MiB"
-    assert uses(part("x", used=None)) == "uses an unknown amount of GPU 0, was granted 4,096 MiB"
-    assert uses(STRANGER) == "uses 700 MiB of GPU 0, which it was not given"
-    assert does_not_hold(DIFFERS) == (
+    assert str(uses(HOG)) == f"uses 6,120 MiB of GPU 0, was granted 4,096 MiB, since {SINCE}"
+    assert str(uses(WEB)) == "uses 1,200 MiB of GPU 0, was granted 4,096 MiB"
+    assert str(uses(part("x", used=None))) == "uses an unknown amount of GPU 0, was granted 4,096 MiB"
+    assert str(uses(STRANGER)) == "uses 700 MiB of GPU 0, which it was not given"
+    assert str(does_not_hold(DIFFERS)) == (
         "is limited to 8,192 MiB of GPU 1 instead of 4,096 MiB: its own env names another"
     )
     missing = part("old", 1, enforcement=Enforcement.DRIVER, held=LimitStatus.MISSING)
-    assert does_not_hold(missing) == "has no limit on GPU 1, where it was granted 4,096 MiB"
+    assert str(does_not_hold(missing)) == "has no limit on GPU 1, where it was granted 4,096 MiB"
 
 
 # --- The tables -------------------------------------------------------------------------------------------------------
@@ -175,14 +174,14 @@ def test_wide_rows_have_the_use_and_the_means_of_each_gpu() -> None:
 
 def test_a_borrower_is_told_its_guarantee_its_limit_and_what_it_returns() -> None:
     own = "uses 7,168 MiB of GPU 0, is guaranteed 4,096 MiB and limited to 12,288 MiB"
-    assert uses(replace(BORROWER, used_mib=100)) == own.replace("7,168", "100")
-    assert uses(BORROWER) == f"{own}; borrows 3,072 MiB"
-    asked = f"has been asked since {SINCE} to release it for ml/train, and is evicted at 2026-11-22T09:57:00Z otherwise"
-    assert uses(ASKED) == f"{own}; borrows 3,072 MiB; {asked}"
-    assert uses(replace(ASKED, return_by="", needed_by="")).endswith(f"; has been asked since {SINCE} to release it")
+    assert str(uses(replace(BORROWER, used_mib=100))) == own.replace("7,168", "100")
+    assert str(uses(BORROWER)) == f"{own}; borrows 3,072 MiB"
+    asked = f"is asked since {SINCE} to return it for ml/train, and is evicted at 2026-11-22T09:57:00Z otherwise"
+    assert str(uses(ASKED)) == f"{own}; borrows 3,072 MiB; {asked}"
+    assert str(uses(replace(ASKED, return_by="", needed_by=""))).endswith(f"; is asked since {SINCE} to return it")
     differs = replace(BORROWER, enforcement=Enforcement.DRIVER, held=LimitStatus.DIFFERS, found_mib=8192)
     assert limit(differs) == "driver: differs (8,192 MiB instead of 12,288 MiB)"
-    assert does_not_hold(differs) == "is limited to 8,192 MiB of GPU 0 instead of 12,288 MiB"
+    assert str(does_not_hold(differs)) == "is limited to 8,192 MiB of GPU 0 instead of 12,288 MiB"
 
 
 def test_the_tables_name_borrowers() -> None:
@@ -262,10 +261,10 @@ def test_of_an_evicted_pod_the_over_use_is_told() -> None:
     wrote = replace(POD, annotations={OVER_USE: SAID, ALLOCATION: '{"0":{"0":4}}'})
     evicted = replace(wrote, phase="Failed")
     findings, _ = causes(evicted, SchedulingStatus(reason="Evicted", message="over-use"), RESOURCES, {})
-    assert facts(findings, "written") == ["ended", f"over-use written={SAID}"]
+    assert facts(findings, "written") == ["ended", f"used-over written={SAID}"]
     view = node_view("a", (15, 15), report=report(part("web", used=6120, over_since=SINCE), gpus={0: GpuUse(6120)}))
     findings, _ = causes(replace(wrote, phase="Running", deleting=True), SchedulingStatus(), RESOURCES, {"a": view})
-    assert facts(findings, "written") == ["leaves-node", "has", f"over-use written={SAID}", "use"]
+    assert facts(findings, "written") == ["leaves-node", "has", f"used-over written={SAID}", "use"]
 
 
 def test_a_neighbour_that_uses_more_than_its_part_is_named() -> None:

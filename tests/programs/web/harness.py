@@ -44,6 +44,15 @@ class QuickServer(PageServer):
         streams.first_s = streams.learn_s = streams.confirm_s = QUIET_S
 
 
+def in_words(document: Any) -> Any:
+    """Return what the server sent as a reader of English sees it: the words of each message in its place."""
+    if isinstance(document, dict):
+        if document.keys() == {"code", "parameters", "text"}:
+            return document["text"]
+        return {key: in_words(value) for key, value in document.items()}
+    return [*map(in_words, document)] if isinstance(document, list) else document
+
+
 class Stream:
     """The events of one stream."""
 
@@ -64,6 +73,7 @@ class Stream:
         text, _, self._rest = self._rest.partition(b"\n\n")
         head, _, data = text.decode().partition("\n")
         name, event = head.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+        event = in_words(event)
         self._apply(name, event)
         return name, event
 
@@ -99,13 +109,17 @@ class Page:
     async def get(self, path: str, **headers: str) -> tuple[int, Any]:
         """Return the status and the JSON, or the text, of an answer."""
         async with self.http.get(self.url(path), headers={**self.headers, **headers}) as answer:
-            return answer.status, await (answer.json() if answer.content_type.endswith("json") else answer.text())
+            return answer.status, in_words(
+                await (answer.json() if answer.content_type.endswith("json") else answer.text())
+            )
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         """Return the status and the JSON, or the text, of the answer to a body: bytes, or what becomes JSON."""
         sent = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with self.http.post(self.url(path), data=sent, headers={**self.headers, **headers}) as answer:
-            return answer.status, await (answer.json() if answer.content_type.endswith("json") else answer.text())
+            return answer.status, in_words(
+                await (answer.json() if answer.content_type.endswith("json") else answer.text())
+            )
 
     @asynccontextmanager
     async def live(self, **headers: str) -> AsyncIterator[Stream]:

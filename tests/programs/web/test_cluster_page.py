@@ -22,6 +22,7 @@ from gpu_device_plugin.settings.web import WebSettings
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.reviews import Account
 from tests.patience import eventually, stretched
+from tests.programs.web.harness import in_words
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -51,7 +52,7 @@ async def asked(page: ClusterPage, path: str, token: str) -> tuple[int, Any]:
         aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as http,
         http.get(f"http://127.0.0.1:{page.port}/{path}") as answer,
     ):
-        return answer.status, await answer.json()
+        return answer.status, in_words(await answer.json())
 
 
 async def test_callers_are_those_of_the_cluster(api: ApiServer) -> None:

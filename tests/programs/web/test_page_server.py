@@ -26,6 +26,7 @@ from gpu_device_plugin.programs.web.page_state import MOST_WAITING
 from gpu_device_plugin.programs.web.streams import Streams
 from gpu_device_plugin.programs.web.web_program import CONNECTIONS
 from gpu_device_plugin.programs.web.web_routes import HEADERS
+from gpu_device_plugin.report.rules.finding import note
 from gpu_device_plugin.report.rules.overview_document import redacted
 from tests.builders import GPU_MEM, container, node, pod
 from tests.cluster_double.api_server import ApiServer
@@ -526,7 +527,7 @@ async def test_figures_of_agents_take_the_place_of_the_nodes_own(api: ApiServer)
             figures.use = None
             shown = await stream.until(lambda known: not known["nodes"]["gpu-1"]["use"].get("live"))
             assert shown["nodes"]["gpu-1"]["gpus"][0]["usedMiB"] == 1
-            figures.state = FiguresState("nodes", "agents do not answer")
+            figures.state = FiguresState("nodes", note("no-agent-read", "agents do not answer"))
             await stream.until(lambda known: known["figures"]["source"] == "nodes")
 
 

@@ -140,6 +140,6 @@ def test_an_instance_is_no_whole_gpu() -> None:
     rooms = tuple(replace(room, card=1 if room.position == 1 else None) for room in node.candidate.rooms)
     node = replace(node, candidate=replace(node.candidate, rooms=rooms))
     ask = GpuRequest((Part(Demand(Kind.COUNT, 1)),))
-    text = explain(answers([(node, ask, Kept())], "binpack", 1), 1)
+    text = [*map(str, explain(answers([(node, ask, Kept())], "binpack", 1), 1))]
     assert [line.split()[0] for line in text if "would be chosen" in line] == ["0"]
     assert ["(0:0)" in line for line in text if "only a MIG instance" in line] == [True]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
@@ -52,7 +52,7 @@ def all_asked(
 
 def told(ask: GpuRequest, *nodes: NodeView, most: int = 10, **besides: tuple[str, ...]) -> list[str]:
     kept = {name: Kept(besides=clauses(*why)) for name, why in besides.items()}
-    return explain(answers(all_asked(ask, nodes, kept), "binpack", most), most)
+    return [*map(str, explain(answers(all_asked(ask, nodes, kept), "binpack", most), most))]
 
 
 def order(ask: GpuRequest, *nodes: NodeView, excluded: str = "", **besides: tuple[str, ...]) -> list[str]:
@@ -68,7 +68,7 @@ def test_a_node_that_the_pod_excludes_comes_last_and_says_so() -> None:
     assert order(wanting(mem(4)), *nodes, excluded="a") == ["c", "b", "a"]
     assert order(wanting(mem(4)), *nodes, excluded="b") == ["a", "c", "b"]
     kept = {"a": Kept(clauses("the pod requires the label")), "b": Kept(clauses("it is cordoned"), clauses("one more"))}
-    lines = explain(answers(all_asked(wanting(mem(4)), nodes, kept), "binpack", 10), 10)
+    lines = [*map(str, explain(answers(all_asked(wanting(mem(4)), nodes, kept), "binpack", 10), 10))]
     assert [line for line in lines if line[:3] in {"a: ", "b: ", "c: "} or "Besides" in line] == [
         "c: no GPU has 4 GiB free",
         "a: its GPUs have room, but the pod requires the label",
@@ -236,15 +236,18 @@ def test_of_many_nodes_only_the_nearest_are_told_one_by_one() -> None:
     ]
 
 
+def demand(*of: Any) -> str:
+    """Return the words of a demand."""
+    return " and ".join(map(str, describe(*of)))
+
+
 def test_what_a_pod_asks_is_said_in_memory_where_shares_are_of_one_size() -> None:
     one = [node_view("a", (8,)), node_view("broken", (), share_mib=None)]
-    assert describe(wanting(mem(8)), RESOURCES, one) == "8 GiB of one GPU"
-    assert describe(wanting(mem(8, 2), whole(1)), RESOURCES, one) == (
-        "8 GiB in equal parts of 2 GPUs and one whole GPU"
-    )
+    assert demand(wanting(mem(8)), RESOURCES, one) == "8 GiB of one GPU"
+    assert demand(wanting(mem(8, 2), whole(1)), RESOURCES, one) == ("8 GiB in equal parts of 2 GPUs and one whole GPU")
     two = [*one, node_view("b", (8,), share_mib=256)]
-    assert describe(wanting(mem(8), whole(2)), RESOURCES, two) == f"{MEM}: 8 of one GPU and 2 whole GPUs"
-    assert describe(wanting(mem(8)), RESOURCES, [node_view("b", (8,), share_mib=None)]) == f"{MEM}: 8 of one GPU"
+    assert demand(wanting(mem(8), whole(2)), RESOURCES, two) == f"{MEM}: 8 of one GPU and 2 whole GPUs"
+    assert demand(wanting(mem(8)), RESOURCES, [node_view("b", (8,), share_mib=None)]) == f"{MEM}: 8 of one GPU"
 
 
 # --- In one screen ----------------------------------------------------------------------------------------------------
@@ -308,7 +311,7 @@ def test_no_gpu_is_named_where_the_extender_chooses_by_what_it_has_learned() -> 
 
     def verdicts(policy: str, *sizes: int, preferences: GpuSelector | None = None) -> list[str]:
         there = node_view("n", sizes, pod_on("a", {1: 2}), share_mib=None)
-        lines = explain(answers([(there, wanting(mem(4), preferences=preferences), Kept())], policy, 1), 1)
+        lines = [*map(str, explain(answers([(there, wanting(mem(4), preferences=preferences), Kept())], policy, 1), 1))]
         return [" ".join(line.split()[6:8]) for line in lines[3:]]
 
     assert verdicts("binpack", 8, 8) == ["has room", "would be"]
@@ -334,5 +337,5 @@ def test_where_kube_scheduler_allocates_no_room_is_promised_and_no_gpu_chosen() 
 def test_without_the_feature_that_knows_nothing_is_said_of_pods_that_would_have_to_end() -> None:
     asked = [(node_view("a", (8,), pod_on("p", {0: 8})), GpuRequest((Part(Demand(Kind.MEMORY, 4)),)), Kept())]
     for features, said in ((REPORT.facts, True), ((), False)):
-        told = "\n".join(explain(node_answers.answers(asked, "binpack", 1, features), 1))
+        told = "\n".join(map(str, explain(node_answers.answers(asked, "binpack", 1, features), 1)))
         assert ("There would be room if this pod ended" in told) is said

@@ -225,7 +225,7 @@ ON_N = "on-node node=n phase=Pending"
             {"n": node_view("n", (15,), share_mib=None)},
             [ON_N, "has gpu=0 facts= amount=4", "status reason=NodeLost message=x"],
         ),
-        (pod(node_name="n"), NO_STATUS, NODES, [ON_N, "not-promised"]),
+        (pod(node_name="n"), NO_STATUS, NODES, [ON_N, "not-promised-by-default"]),
         (pod(node_name="n"), OURS, NODES, [ON_N, "not-promised"]),
         (pod(node_name="n", annotations={ALLOCATION: "7"}), OURS, NODES, [ON_N, "annotations-malformed"]),
         # Less is promised than it requests.

@@ -9,7 +9,7 @@ import pytest
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Taint
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.report.rules.node_answers import besides, exclusions
+from gpu_device_plugin.report.rules.pod_causes import besides, exclusions
 from gpu_device_plugin.scheduler.rules.node_constraints import (
     CORDON,
     NO_TERMS,
@@ -123,8 +123,8 @@ def test_labels_that_the_pod_wants_are_named_where_the_node_has_them_not() -> No
 def test_an_agent_that_offers_nothing_is_named() -> None:
     """The kubelet sets allocatable to 0 when the agent is gone, and forgets the capacity minutes later."""
     node = node_view("n", (8,), amounts=({MEM: 8, COUNT: 1}, {MEM: 0, COUNT: 0}))
-    assert told(node) == [f"not-offered resource={MEM}"]
-    assert told(node, ask=ONE_GPU) == [f"not-offered resource={COUNT}"]
+    assert told(node) == [f"offers-none-now resource={MEM}"]
+    assert told(node, ask=ONE_GPU) == [f"offers-none-now resource={COUNT}"]
     assert told(node_view("n", (8,), amounts=({}, {}))) == [f"not-registered resource={MEM}"]
     assert told(node_view("n", (8,), amounts=({MEM: 8}, {}))) == told(node)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,8 +16,9 @@ from tests.reporting import answers
 from tests.views import node_view, pod_on
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from gpu_device_plugin.report.rules.finding import Finding
     from gpu_device_plugin.report.rules.node_view import NodeView
 
 RESOURCES = ResourceSettings().offered
@@ -52,78 +53,85 @@ def full(name: str, *more: str) -> NodeView:
 def test_the_most_frequent_reasons_come_first_with_their_numbers() -> None:
     nodes = [full("a"), full("b"), node_view("c", (4,)), node_view("d", (15,), unhealthy={0: "XID 48"})]
     nodes += [node_view("e", (15,), problem="broken"), node_view("f", (15,), problem="odd")]
-    said = why_waits(STATUS, (), found(8, nodes))
+    said = told(why_waits, STATUS, (), found(8, nodes))
     assert said.startswith("None of 6 nodes takes it: ")
     first, *_ = said.removeprefix("None of 6 nodes takes it: ").split("; ")
     assert first.endswith("(2)")
     assert said.endswith("; other reasons (2).")
 
 
+def told(say: Callable[..., Finding | None], *of: Any) -> str:
+    """Return the words of a finding."""
+    return str(say(*of))
+
+
 def test_a_cluster_with_one_node_names_it() -> None:
-    said = why_waits(STATUS, (), found(8, [full("a")]))
+    said = told(why_waits, STATUS, (), found(8, [full("a")]))
     assert said.startswith("The only node that shares GPUs, a, does not take it: ")
 
 
 def test_a_pod_that_fits_waits_for_its_scheduler() -> None:
     nodes = [node_view("a", (15,)), node_view("b", (15,)), full("c")]
-    assert why_waits(STATUS, (), found(8, nodes)) == (
+    assert told(why_waits, STATUS, (), found(8, nodes)) == (
         "2 nodes have room for it now; gpushare-scheduler has not looked at it yet; if this persists, no scheduler of "
         "this name runs."
     )
     said = SchedulingStatus("s", condition_reason="Unschedulable", condition="x" * 1000)
-    short = why_waits(said, (), found(8, nodes[:1]))
+    short = told(why_waits, said, (), found(8, nodes[:1]))
     assert short.startswith("1 node has room for it now; s says (Unschedulable): xxx")
     assert short.endswith("x...")
     silent = SchedulingStatus("s", condition_reason="Unschedulable")
-    assert why_waits(silent, (), found(8, nodes[:1])).endswith("s says (Unschedulable): no message")
+    assert told(why_waits, silent, (), found(8, nodes[:1])).endswith("s says (Unschedulable): no message")
     worded = SchedulingStatus("s", condition="later")
-    assert why_waits(worded, (), found(8, nodes[:1])).endswith("s says: later")
+    assert told(why_waits, worded, (), found(8, nodes[:1])).endswith("s says: later")
 
 
 def test_a_pod_that_no_scheduler_looks_at_says_so() -> None:
     gated = SchedulingStatus("s", gates=("quota",))
     waits = note("gated", "No scheduler looks at it.")
-    assert why_waits(gated, (waits,), found(8, [full("a")])) == why_waits(STATUS, (waits,), ()) == str(waits)
-    assert why_waits(STATUS, (), ()) == "It is not known yet why it waits."
+    assert (
+        told(why_waits, gated, (waits,), found(8, [full("a")])) == told(why_waits, STATUS, (waits,), ()) == str(waits)
+    )
+    assert told(why_waits, STATUS, (), ()) == "It is not known yet why it waits."
 
 
 def test_room_is_made_by_the_fewest_pods_of_the_nearest_node() -> None:
-    room = what_makes_room(found(8, [full("a", "a-2"), full("b")]), everyone)
+    room = told(what_makes_room, found(8, [full("a", "a-2"), full("b")]), everyone)
     assert room == "There would be room on b if this pod ended: default/b-1 (10 GiB, priority 0)."
 
 
 def test_pods_that_the_reader_may_not_see_are_only_counted() -> None:
-    assert what_makes_room(found(8, [full("b")]), nobody) == (
+    assert told(what_makes_room, found(8, [full("b")]), nobody) == (
         "There would be room on b if this pod ended: 1 pod that you may not see."
     )
     mine = pod_on("mine/x", {0: 8}, deleting=True)
     two = node_view("b", (15,), mine, pod_on("theirs/y", {0: 7}))
-    assert what_makes_room(found(15, [two]), "mine".__eq__) == (
+    assert told(what_makes_room, found(15, [two]), "mine".__eq__) == (
         "There would be room on b if these 2 pods ended: mine/x (8 GiB, priority 0, being deleted), 1 other pod."
     )
     many = node_view("b", (15,), *(pod_on(f"p{n}", {0: 2}) for n in range(7)))
-    room = what_makes_room(found(15, [many]), everyone)
+    room = told(what_makes_room, found(15, [many]), everyone)
     assert room.startswith("There would be room on b if these 7 pods ended: default/p0 (2 GiB, priority 0), ")
     assert room.endswith(", 2 other pods.")
 
 
 @pytest.mark.parametrize("nodes", [[], [node_view("a", (15,)), full("b")]], ids=["no node", "a node with room"])
 def test_nothing_makes_room_where_none_is_missing(nodes: list[NodeView]) -> None:
-    assert what_makes_room(found(8, nodes), everyone) == ""
+    assert what_makes_room(found(8, nodes), everyone) is None
 
 
 def test_room_on_a_node_that_keeps_the_pod_away_is_told_with_the_reason() -> None:
     kept = {"a": TAINTED}
-    assert what_makes_room(found(8, [node_view("a", (15,))], kept), everyone) == (
+    assert told(what_makes_room, found(8, [node_view("a", (15,))], kept), everyone) == (
         "The GPUs of a have room, but it has the taint gpu:NoSchedule."
     )
-    assert what_makes_room(found(8, [full("a")], kept), everyone).endswith(
+    assert told(what_makes_room, found(8, [full("a")], kept), everyone).endswith(
         "(10 GiB, priority 0), but for the pod: it has the taint gpu:NoSchedule."
     )
 
 
 def test_a_pod_that_fits_nowhere_even_on_empty_nodes_says_so() -> None:
-    assert what_makes_room(found(40, [full("a"), full("b")]), everyone) == (
+    assert told(what_makes_room, found(40, [full("a"), full("b")]), everyone) == (
         "Even if all pods of the nodes ended, none would have room."
     )
 
@@ -131,10 +139,29 @@ def test_a_pod_that_fits_nowhere_even_on_empty_nodes_says_so() -> None:
 def test_nodes_that_were_not_compared_are_left_to_the_reader() -> None:
     (answer,) = found(8, [full("a")])
     unweighed = NodeAnswer(answer.node, answer.ask, answer.found, answer.kept)
-    assert what_makes_room([unweighed], everyone) == "Pods would have to end; see the node's GPUs."
+    assert told(what_makes_room, [unweighed], everyone) == "Pods would have to end; see the node's GPUs."
 
 
 def test_a_demand_is_told_as_it_is_written() -> None:
-    assert asked_amounts(wanting(5), RESOURCES) == f"{MEM}: 5"
-    assert asked_amounts(wanting(5, 1), RESOURCES) == f"{MEM}: 5 and {COUNT}: 1"
-    assert asked_amounts(Pod("u", "n", "w"), RESOURCES) == ""
+    assert asked_amounts(wanting(5), RESOURCES) == (f"{MEM}: 5",)
+    assert asked_amounts(wanting(5, 1), RESOURCES) == (f"{MEM}: 5", f"{COUNT}: 1")
+    assert asked_amounts(Pod("u", "n", "w"), RESOURCES) == ()
+
+
+def test_reasons_that_differ_in_numbers_alone_are_one_also_beside_others() -> None:
+    nodes = [node_view("a", (4,)), node_view("b", (6,))]
+    assert told(why_waits, STATUS, (), found(8, nodes, {"a": TAINTED, "b": TAINTED})) == (
+        "None of 2 nodes takes it: it has the taint gpu:NoSchedule; the largest GPU has … GiB in all (2)."
+    )
+
+
+def test_of_many_reasons_the_most_frequent_are_told() -> None:
+    nodes = [node_view(name, (4,)) for name in "aabcd"]
+    kept = {
+        name: Kept(excluded=(note("label", "the pod requires the node label {label}", label=name),)) for name in "abcd"
+    }
+    said = told(why_waits, STATUS, (), found(8, nodes, kept))
+    assert said.startswith(
+        "None of 5 nodes takes it: the pod requires the node label a; the largest GPU has 4 GiB in all (2); "
+    )
+    assert said.endswith("; other reasons (1).")

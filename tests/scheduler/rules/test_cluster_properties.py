@@ -19,7 +19,8 @@ from gpu_device_plugin.model.placing import POLICIES, Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate
-from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, Fit, fit, unfit
+from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
+from gpu_device_plugin.scheduler.rules.fitting import Fit, fit, unfit
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part, ask
 from gpu_device_plugin.scheduler.rules.usage import NOTHING, Usage, promise, usage_of
 from tests.resources import COUNT, MEM, RESOURCES

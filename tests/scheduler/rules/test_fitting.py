@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -14,15 +15,8 @@ from gpu_device_plugin.model.gpus import Closeness, Links
 from gpu_device_plugin.model.placing import POLICIES, Demand
 from gpu_device_plugin.model.resources import Amounts, Kind
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, by_division, candidate, summary
-from gpu_device_plugin.scheduler.rules.fitting import (
-    FilterFailure,
-    Fit,
-    after,
-    fit,
-    reason_of_one,
-    room_decides,
-    unfit,
-)
+from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
+from gpu_device_plugin.scheduler.rules.fitting import Fit, after, fit, reason_of_one, room_decides, unfit
 from gpu_device_plugin.scheduler.rules.packing import Packer, Packing, groups
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from gpu_device_plugin.scheduler.rules.usage import Usage
@@ -85,11 +79,18 @@ def places(ask: GpuRequest, there: Candidate, policy: str = "binpack") -> list[d
     return [dict(placement.shares) for placement in found.placements]
 
 
-def why(ask: GpuRequest, there: Candidate) -> FilterFailure:
+class Refused(NamedTuple):
+    """What people read of a refusal, and whether evicting pods would help."""
+
+    sentence: str
+    unresolvable: bool
+
+
+def why(ask: GpuRequest, there: Candidate) -> Refused:
     found = fit(ask, there, "binpack")
     assert isinstance(found, FilterFailure)
     assert unfit(ask, there) == found == fit(ask, there, "spread")
-    return found
+    return Refused(found.sentence, found.unresolvable)
 
 
 # --- where it fits
@@ -202,14 +203,14 @@ def test_after_a_pod_the_node_has_what_the_pod_leaves() -> None:
 
 @pytest.mark.parametrize("asked", [mem(1), whole(1)])
 def test_a_node_whose_gpus_are_not_known_says_what_is_wrong(asked: Demand) -> None:
-    assert why(asking(asked), Candidate("n", NodeGpus(problem="it says nonsense"))) == FilterFailure(
+    assert why(asking(asked), Candidate("n", NodeGpus(problem="it says nonsense"))) == Refused(
         "it says nonsense", unresolvable=True
     )
 
 
 def test_a_node_without_gpus_shares_none() -> None:
-    assert why(asking(mem(1)), Candidate("n")) == FilterFailure("it shares no GPU", unresolvable=True)
-    assert why(asking(mem(1), mem(1)), Candidate("n")) == FilterFailure("it shares no GPU", unresolvable=True)
+    assert why(asking(mem(1)), Candidate("n")) == Refused("it shares no GPU", unresolvable=True)
+    assert why(asking(mem(1), mem(1)), Candidate("n")) == Refused("it shares no GPU", unresolvable=True)
 
 
 REASONS: dict[str, tuple[Demand, Candidate, str, bool]] = {
@@ -273,28 +274,26 @@ REASONS: dict[str, tuple[Demand, Candidate, str, bool]] = {
 
 @pytest.mark.parametrize(("demand", "there", "sentence", "unresolvable"), REASONS.values(), ids=REASONS)
 def test_the_sentence_says_what_is_missing(demand: Demand, there: Candidate, sentence: str, unresolvable: bool) -> None:  # noqa: FBT001  (a table's column)
-    assert why(asking(demand), there) == FilterFailure(sentence, unresolvable)
+    assert why(asking(demand), there) == Refused(sentence, unresolvable)
 
 
 def test_what_can_never_be_is_told_before_what_may_come() -> None:
     """4 GiB would become free, 9 GiB never."""
-    assert why(asking(mem(4), mem(9)), node(8, used={0: 6})) == FilterFailure(
+    assert why(asking(mem(4), mem(9)), node(8, used={0: 6})) == Refused(
         "the largest GPU has 8 GiB in all", unresolvable=True
     )
-    assert why(asking(mem(4), mem(6)), node(16, used={0: 13})) == FilterFailure(
-        "no GPU has 4 GiB free", unresolvable=False
-    )
+    assert why(asking(mem(4), mem(6)), node(16, used={0: 13})) == Refused("no GPU has 4 GiB free", unresolvable=False)
 
 
 def test_containers_that_fit_alone_may_not_fit_together() -> None:
     together = "its GPUs have no room for all containers of the pod together"
-    assert why(asking(mem(5), mem(5)), node(8, 8, used={1: 4})) == FilterFailure(together, unresolvable=False)
-    assert why(asking(mem(5), mem(5)), node(8)) == FilterFailure(together, unresolvable=True)
-    assert why(asking(mem(1), whole(1)), node(8)) == FilterFailure(together, unresolvable=True)
-    assert why(asking(mem(1), whole(1)), node(8, 8, taken=(0,))) == FilterFailure(together, unresolvable=False)
-    assert why(asking(mem(1), whole(1)), node(8, 8, unhealthy=(0,))) == FilterFailure(together, unresolvable=True)
-    assert why(asking(whole(1), whole(1)), node(8, 8, used={0: 1})) == FilterFailure(together, unresolvable=False)
-    assert why(asking(mem(5), mem(5)), node(8, taken=(0,))) == FilterFailure(together, unresolvable=True)
+    assert why(asking(mem(5), mem(5)), node(8, 8, used={1: 4})) == Refused(together, unresolvable=False)
+    assert why(asking(mem(5), mem(5)), node(8)) == Refused(together, unresolvable=True)
+    assert why(asking(mem(1), whole(1)), node(8)) == Refused(together, unresolvable=True)
+    assert why(asking(mem(1), whole(1)), node(8, 8, taken=(0,))) == Refused(together, unresolvable=False)
+    assert why(asking(mem(1), whole(1)), node(8, 8, unhealthy=(0,))) == Refused(together, unresolvable=True)
+    assert why(asking(whole(1), whole(1)), node(8, 8, used={0: 1})) == Refused(together, unresolvable=False)
+    assert why(asking(mem(5), mem(5)), node(8, taken=(0,))) == Refused(together, unresolvable=True)
 
 
 # --- nodes of gpushare's own device plugin
@@ -306,22 +305,22 @@ def divided(memory: int, count: int) -> Candidate:
 
 def test_gpushares_plugin_gives_one_container_memory_of_one_gpu() -> None:
     assert places(asking(mem(4)), divided(30, 2)) == [{0: 4}]
-    assert why(asking(mem(16)), divided(30, 2)) == FilterFailure(
+    assert why(asking(mem(16)), divided(30, 2)) == Refused(
         "the largest GPU has a gpu-mem of 15 in all", unresolvable=True
     )
 
 
 def test_gpushares_plugin_gives_no_whole_gpus() -> None:
     sentence = "its device plugin does not allocate whole GPUs"
-    assert why(asking(whole(1)), divided(30, 2)) == FilterFailure(sentence, unresolvable=True)
-    assert why(asking(mem(1), whole(1)), divided(15, 1)) == FilterFailure(sentence, unresolvable=True)
+    assert why(asking(whole(1)), divided(30, 2)) == Refused(sentence, unresolvable=True)
+    assert why(asking(mem(1), whole(1)), divided(15, 1)) == Refused(sentence, unresolvable=True)
 
 
 @pytest.mark.parametrize("asked", [asking(mem(2), mem(2)), asking(mem(4, gpus=2))], ids=["two containers", "a split"])
 def test_gpushares_plugin_is_told_of_no_second_gpu_and_no_second_container(asked: GpuRequest) -> None:
     """It knows a pod by the sum of what it asks, and its GPU by an annotation with one number."""
     sentence = "its device plugin serves only pods with one container that takes memory of one GPU"
-    assert why(asked, divided(30, 2)) == FilterFailure(sentence, unresolvable=True)
+    assert why(asked, divided(30, 2)) == Refused(sentence, unresolvable=True)
 
 
 def test_where_gpushares_plugin_has_one_gpu_it_gives_that_to_all() -> None:
@@ -378,14 +377,14 @@ def test_the_sentence_says_that_the_pod_is_choosy(
     unresolvable: bool,  # noqa: FBT001  (a table's column)
 ) -> None:
     there = node(8, 16, 16, used={0: 4}, unhealthy=(2,), models=MIXED)
-    assert why(asking(demand, preferences=preferences), there) == FilterFailure(sentence, unresolvable)
+    assert why(asking(demand, preferences=preferences), there) == Refused(sentence, unresolvable)
 
 
 def test_choosy_containers_that_do_not_fit_together_are_told_so() -> None:
     there = node(8, 8, 8, models=MIXED, used={1: 4})
     asked = asking(mem(5), mem(5), preferences=GpuSelector(use_models=("A10",)))
     together = "its GPUs have no room for all containers of the pod together"
-    assert why(asked, there) == FilterFailure(
+    assert why(asked, there) == Refused(
         f"{together}, among the GPUs that the pod's annotations allow", unresolvable=False
     )
 
@@ -499,11 +498,11 @@ def test_whole_gpus_of_a_node_that_serves_claims_are_for_kube_scheduler_to_alloc
 
 @pytest.mark.parametrize("demands", [(mem(1),), (mem(1), whole(1)), (mem(2, 2),)])
 def test_shares_of_a_node_that_serves_claims_are_not_given_out_by_limits(demands: tuple[Demand, ...]) -> None:
-    assert why(asking(*demands), by_claims("T4", "T4")) == FilterFailure(BY_CLAIMS, unresolvable=True)
+    assert why(asking(*demands), by_claims("T4", "T4")) == Refused(BY_CLAIMS, unresolvable=True)
 
 
 def test_no_pod_goes_to_a_node_that_serves_claims_while_its_agent_is_away() -> None:
-    assert why(asking(whole(1)), by_claims("T4", away=True)) == FilterFailure(AWAY, unresolvable=True)
+    assert why(asking(whole(1)), by_claims("T4", away=True)) == Refused(AWAY, unresolvable=True)
 
 
 @pytest.mark.parametrize(
@@ -588,8 +587,8 @@ def test_each_container_gets_an_instance_of_its_own_or_shares_one() -> None:
 
 def test_no_container_gets_memory_of_two_instances() -> None:
     there = node(10, 10, 10, cards=ONE)
-    assert why(asking(mem(12)), there) == FilterFailure("the largest MIG instance has 10 GiB in all", unresolvable=True)
-    assert why(asking(mem(12, gpus=2)), there) == FilterFailure(
+    assert why(asking(mem(12)), there) == Refused("the largest MIG instance has 10 GiB in all", unresolvable=True)
+    assert why(asking(mem(12, gpus=2)), there) == Refused(
         "it has MIG instances only, and no container can use several of them", unresolvable=True
     )
 
@@ -605,20 +604,20 @@ def test_what_only_gpus_can_serve_gets_them() -> None:
     there = node(80, 10, 10, 90, cards={1: "GPU-8", 2: "GPU-8"})
     assert places(asking(mem(20), mem(140, gpus=2), mem(10)), there) == [{3: 20}, {0: 70, 3: 70}, {1: 10}]
     assert places(asking(mem(20), mem(160, gpus=2)), node(80, 80, 20, cards={2: "GPU-8"})) == [{2: 20}, {0: 80, 1: 80}]
-    assert why(
-        asking(mem(20), mem(160, gpus=2)), node(80, 80, 10, 80, used={3: 70}, cards={2: "GPU-8"})
-    ) == FilterFailure("its GPUs have no room for all containers of the pod together", unresolvable=False)
+    assert why(asking(mem(20), mem(160, gpus=2)), node(80, 80, 10, 80, used={3: 70}, cards={2: "GPU-8"})) == Refused(
+        "its GPUs have no room for all containers of the pod together", unresolvable=False
+    )
 
 
 def test_a_whole_gpu_is_never_an_instance() -> None:
-    assert why(asking(whole(1)), node(10, 10, 10, cards=ONE)) == FilterFailure(
+    assert why(asking(whole(1)), node(10, 10, 10, cards=ONE)) == Refused(
         "it has MIG instances only, none of its GPUs is whole", unresolvable=True
     )
     there = node(80, 10, 10, cards={1: "GPU-8", 2: "GPU-8"})
-    assert why(asking(whole(2)), there) == FilterFailure("fewer than 2 GPUs are healthy", unresolvable=True)
+    assert why(asking(whole(2)), there) == Refused("fewer than 2 GPUs are healthy", unresolvable=True)
     assert places(asking(whole(1)), there) == [{0: 80}]
     busy = node(80, 10, used={0: 1}, cards={1: "GPU-8"})
-    assert why(asking(whole(1)), busy) == FilterFailure("no GPU is unused", unresolvable=False)
+    assert why(asking(whole(1)), busy) == Refused("no GPU is unused", unresolvable=False)
 
 
 BESIDE = {1: "GPU-8"}
@@ -681,13 +680,13 @@ def test_the_reason_names_what_the_node_has(
     sentence: str,
     unresolvable: bool,  # noqa: FBT001 - a column of the table
 ) -> None:
-    assert why(ask, there) == FilterFailure(sentence, unresolvable)
+    assert why(ask, there) == Refused(sentence, unresolvable)
 
 
 def test_a_node_that_gives_its_instances_whole_says_so() -> None:
     instance = ListedGpu(0, 10, instance=ListedInstance("GPU-8", 0, 0, "1g.10gb", 7, "aliyun.com/mig-1g.10gb"))
     for ask in (asking(mem(1)), asking(whole(1))):
-        assert why(ask, candidate("n", NodeGpus(share_mib=1024, instances=(instance,)), [])) == FilterFailure(
+        assert why(ask, candidate("n", NodeGpus(share_mib=1024, instances=(instance,)), [])) == Refused(
             "its MIG instances are given whole, by the resources of their profiles, and it shares no GPU",
             unresolvable=True,
         )

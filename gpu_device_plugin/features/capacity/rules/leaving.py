@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedPod
-from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, after, fit
+from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
+from gpu_device_plugin.scheduler.rules.fitting import after, fit
 from gpu_device_plugin.scheduler.rules.packing import Packer
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from gpu_device_plugin.model.contract.nodelabels import label_value
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate
-from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, after, fit, unfit
+from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
+from gpu_device_plugin.scheduler.rules.fitting import after, fit, unfit
 from gpu_device_plugin.scheduler.rules.node_constraints import obstacles
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.features.capacity.rules.movable import Fits, Move, UnmovableReason, after, usage_at
 from gpu_device_plugin.features.preemption.rules import VictimSearch
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Kind
-from gpu_device_plugin.scheduler.rules.fitting import FilterFailure, Fit, fit, unfit
+from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
+from gpu_device_plugin.scheduler.rules.fitting import Fit, fit, unfit
 from gpu_device_plugin.scheduler.rules.packing import Effort, Packer, TooLongError, finished
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ import { gpusOf, gpuUseKnown, isIdle, partName, partUseKnown, podToOpen, takesPo
 import { lookOf } from "./colours.js";
 import { classes, html, keyed, styled } from "./dom.js";
 import { givenSaying, gpuName, gpuSaying, idleBadge, migId, modelsSaying, notesOf, partSaying, placeOf, enforcementHint, enforcementSaying, staleSaying } from "./sayings.js";
-import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
 // The enforcements that keep a container within its part; all others only ask it to.
@@ -36,7 +35,7 @@ export function cardOf(node, on, matches, { shallow = false } = {}) {
           node.limits && badge(KEEPING.includes(node.limits) ? "badge-kept" : "badge-open", enforcementSaying(node.limits), enforcementHint(node.limits))}</span>
         <span class="node-sum">${givenSaying(node)}</span>
       </header>
-      ${node.problem && html`<p class="note note-bad">${serverSaying(node.problem)}</p>`}
+      ${node.problem && html`<p class="note note-bad">${node.problem}</p>`}
       ${notes.length > 0 && html`<div class="node-notes">${notes.map((note) => html`<p class="note note-plain">${note}</p>`)}</div>`}
       <ol class="gpus">${shallow ? null : keyed(rows, (gpu) => gpu.parted ?? gpu.uuid ?? String(gpu.index), row)}</ol>
     </article>`;
@@ -64,7 +63,7 @@ function nodeNotes(node) {
   const loose = (node.usedShares ?? 0) - node.gpus.reduce((sum, gpu) => sum + (gpu.usedShares ?? 0), 0);
   const looseMig = (node.instances ?? []).flatMap((offer) => offer.unplaced ?? []).reduce((sum, pod) => sum + pod.instances, 0);
   return [
-    node.use?.blind && (typeof node.use.blind === "string" ? serverSaying(node.use.blind) : t("blind")),
+    node.use?.blind && (typeof node.use.blind === "string" ? node.use.blind : t("blind")),
     loose > 0 && t("loose", { amount: amount(node, loose) }),
     looseMig > 0 && t("loose_mig", { n: looseMig }),
     staleSaying(node),

@@ -9,8 +9,7 @@ import { oneStop } from "./keys.js";
 import { gpuPast, incidentList, namespacePast, podPast, remembered } from "./past.js";
 import { planSection } from "./plans.js";
 import { elasticSaying, givenSaying, gpuSaying, idleSaying, migId, modelsSaying, partSaying, placeOf, enforcementSaying } from "./sayings.js";
-import { serverSaying } from "./sentences.js";
-import { t } from "./words.js";
+import { say, t } from "./words.js";
 
 /** A pod, as api/v1/pods tells it. `plans`: see `planSection`; `past` reads what agents remember. */
 export function podDetails(pod, open, plans, past) {
@@ -25,7 +24,7 @@ export function podDetails(pod, open, plans, past) {
       ["scheduler", pod.scheduler],
       ["uid", pod.uid],
     ]),
-    why.length > 0 && section("why", html`<pre class="lines">${why.map(serverSaying).join("\n")}</pre>`),
+    why.length > 0 && section("why", html`<pre class="lines">${why.map(say).join("\n")}</pre>`),
     !pod.node && !pod.deleting && (pod.containers ?? []).some((each) => Object.keys(each.asks ?? {}).length) && planSection(plans),
     pod.node && remembered(() => past.pod(pod.node, pod.namespace, pod.name), podPast),
     section("containers", (pod.containers ?? []).map(container)),

@@ -1,6 +1,7 @@
 /** Decides which nodes and pods the filters of the address let through. */
 
 import { gpusOf, isTroubled, modelsOf, partName, partsOf, problemsOf } from "./cluster.js";
+import { say } from "./words.js";
 
 /** Whether a node is among those asked for by name and model. An exact name means this node only. */
 export function hasPlace(filters, node, names) {
@@ -38,7 +39,7 @@ export function partMatches(filters, part, node) {
 /** Whether a waiting pod is what the filters ask for. It has no node and no model yet. */
 export function waitMatches(filters, wait) {
   if (filters.ns && wait.namespace !== filters.ns) return false;
-  return !filters.q || [`${wait.namespace}/${wait.name}`, wait.asks, wait.why].some((text) => contains(text ?? "", filters.q));
+  return !filters.q || [`${wait.namespace}/${wait.name}`, say(wait.asks), say(wait.why)].some((text) => contains(text ?? "", filters.q));
 }
 
 function nodeMatches(q, node) {

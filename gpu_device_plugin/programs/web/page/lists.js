@@ -5,8 +5,7 @@ import { podToOpen } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { html, reconciling } from "./dom.js";
 import { problemPlace, problemSaying, problemSubject } from "./sayings.js";
-import { serverSaying } from "./sentences.js";
-import { t } from "./words.js";
+import { say, t } from "./words.js";
 
 const MOST_PROBLEMS = 100;
 const podName = ({ namespace, name }) => `${namespace}/${name}`;
@@ -25,13 +24,13 @@ export function* showWaiting(list, waits, open) {
   const ordered = [...waits].sort((a, b) => (a.since ?? "").localeCompare(b.since ?? ""));
   yield* reconciling(list, ordered, podName, (wait) => {
     const seconds = secondsSince(wait.since);
-    const asks = [wait.asks && t("asked_for", { asks: wait.asks }), wait.scheduler].filter(Boolean).join(" · ");
+    const asks = [wait.asks && t("asked_for", { asks: say(wait.asks) }), wait.scheduler].filter(Boolean).join(" · ");
     const since = html`<span class="wait-age">${!Number.isNaN(seconds) && t("waits_for", { age: age(seconds) })}</span>`;
     return html`<li class="wait">
         ${headOf(wait, open, since)}
         <span class="wait-asks">${asks}</span>
-        <p class="wait-why">${serverSaying(wait.why)}</p>
-        ${wait.room && html`<p class="wait-room">${serverSaying(wait.room)}</p>`}
+        <p class="wait-why">${say(wait.why)}</p>
+        ${wait.room && html`<p class="wait-room">${say(wait.room)}</p>`}
       </li>`;
   });
 }

@@ -15,13 +15,12 @@ import { showAlone, showProblems, showWaiting } from "./lists.js";
 import { Live, SILENCE_MS } from "./live.js";
 import { inWindow, Looking } from "./looking.js";
 import { placeOf, staleSaying } from "./sayings.js";
-import { serverSaying } from "./sentences.js";
 import { ask, forgetToken, hasToken, Refused, setToken, takeToken } from "./server.js";
 import { Slices } from "./slices.js";
 import { Status } from "./status.js";
 import { showNamespaces, showSums, total, worstFirst } from "./summary.js";
 import { showTips } from "./tip.js";
-import { speak, spoken, t, translate } from "./words.js";
+import { say, speak, spoken, t, translate } from "./words.js";
 
 // From so many nodes on the map is what one sees first, and cards get their bars when they come into sight.
 const MANY_NODES = 60;
@@ -213,8 +212,8 @@ function showNotes() {
   const { source, why } = cluster.figures ?? {};
   // Without a reason nothing is wrong: the first agents have not answered yet.
   const figures = source === "none" ? t("figures_none") : source === "nodes" && why ? t("figures_nodes") : "";
-  const reason = why ? serverSaying(why).replace(/^./u, (first) => first.toUpperCase()) : "";
-  const notes = [...cluster.notes.map(serverSaying), figures && [figures, reason].filter(Boolean).join(" ")].filter(Boolean);
+  const reason = why ? say(why).replace(/^./u, (first) => first.toUpperCase()) : "";
+  const notes = [...cluster.notes.map(say), figures && [figures, reason].filter(Boolean).join(" ")].filter(Boolean);
   show($("notes"), notes.map((note) => html`<p>${note}</p>`));
   $("notes").hidden = !notes.length || !(cluster.nodes.size || cluster.notes.length);
 }
@@ -260,7 +259,7 @@ async function readNode(name, to) {
     show(to, JSON.stringify((await answer.json()).node, null, 2));
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
-    show(to, serverSaying(error.message) || t("unreachable"));
+    show(to, error.message || t("unreachable"));
   }
 }
 
@@ -277,7 +276,7 @@ const live = new Live({
     else if (name === "cluster" || concernsSidePanel(data)) refreshSidePanel();
   },
   lost(why, nextMs) {
-    status.lost(why instanceof Refused ? serverSaying(why.message) : t(why, { n: SILENCE_MS / 1000 }), nextMs);
+    status.lost(why instanceof Refused ? why.message : t(why, { n: SILENCE_MS / 1000 }), nextMs);
   },
   login: askForToken,
 });

@@ -4,7 +4,6 @@ import { age, ageOf, memory } from "./amounts.js";
 import { lookOf } from "./colours.js";
 import { celsius, conditionFacts, percents, slowedBy, watts } from "./condition.js";
 import { html, made, show as put } from "./dom.js";
-import { serverSaying } from "./sentences.js";
 import { lineRow, stripRow, timeRow } from "./sparklines.js";
 import { t } from "./words.js";
 
@@ -18,7 +17,7 @@ export function remember(place, read, show) {
   put(place, quiet("loading"));
   read().then(
     (answer) => put(place, show(answer)),
-    (error) => put(place, html`<p class="note">${serverSaying(error.message) || t("unreachable")}</p>`),
+    (error) => put(place, html`<p class="note">${error.message || t("unreachable")}</p>`),
   );
   return place;
 }
@@ -57,7 +56,7 @@ export function namespacePast(answers, left, open) {
   const shown = answers.filter(([, each]) => each.containers?.length);
   return [
     ...shown.map(([node, each]) => html`<section><h3>${node}</h3>${containerRows(each.containers, each, open)}</section>`),
-    ...answers.filter(([, each]) => !each.containers).map(([node, error]) => html`<p class="note">${`${node}: ${serverSaying(error.message) || t("unreachable")}`}</p>`),
+    ...answers.filter(([, each]) => !each.containers).map(([node, error]) => html`<p class="note">${`${node}: ${error.message || t("unreachable")}`}</p>`),
     !shown.length && quiet("hour_none"),
     left > 0 && html`<p class="quiet">${t("more_nodes", { n: left })}</p>`,
     longer(),
@@ -105,7 +104,7 @@ export function incidentList({ incidents }, readOne) {
     const kind = KINDS.includes(each.kind) ? t(`incident_${each.kind.replaceAll("-", "_")}`) : each.kind;
     const where = [each.gpu !== null && t("gpu_name", { i: each.gpu }), nameOf(each), t("ago", { age: ageOf(each.at) })].filter(Boolean).join(" · ");
     const opened = ({ target }) => target.open && remember(target.lastElementChild, () => readOne(each.name), wholeIncident);
-    return html`<details class="incident" @toggle=${opened}><summary><b>${kind}</b><span class="quiet">${` ${where}`}</span><p>${serverSaying(each.sentence) || t("incident_hidden")}</p></summary><div class="past"></div></details>`;
+    return html`<details class="incident" @toggle=${opened}><summary><b>${kind}</b><span class="quiet">${` ${where}`}</span><p>${each.sentence || t("incident_hidden")}</p></summary><div class="past"></div></details>`;
   }))];
 }
 

@@ -2,8 +2,7 @@
 
 import { amount } from "./amounts.js";
 import { html, made, show } from "./dom.js";
-import { serverSaying } from "./sentences.js";
-import { t } from "./words.js";
+import { say, t } from "./words.js";
 
 const MOST_NAMED = 10;
 
@@ -24,10 +23,10 @@ export function planSection(plans) {
     show(rest, null);
     try {
       const answer = await plans.read();
-      show(said, serverSaying(answer.verdict));
+      show(said, say(answer.verdict));
       show(rest, planDetails(answer, plans.node));
     } catch (error) {
-      show(said, serverSaying(error.message) || t("unreachable"));
+      show(said, error.message || t("unreachable"));
     }
     asking = false;
   }
@@ -37,7 +36,7 @@ function planDetails({ plans, gpus, stays, notes }, node) {
   const moves = plans.flatMap((plan) => plan.moves);
   const told = ({ pod, from, to }) => t("plan_move", { pod, from: place(from.node, from.gpus), to: place(to.node, Object.keys(to.gpus)) });
   return [
-    notes.map((note) => html`<p class="note note-warn">${serverSaying(note)}</p>`),
+    notes.map((note) => html`<p class="note note-warn">${say(note)}</p>`),
     moves.length > 0 && html`<ol class="plan-moves">${moves.map((move) => html`<li>${told(move)}</li>`)}</ol>`,
     gpus.length > 0 && changes(gpus, node),
     stays.length > 0 && html`<div><h4>${t("plan_stays")}</h4><ul class="plain-list">${staying(stays)}</ul></div>`,
@@ -67,10 +66,10 @@ function held(pods, free, node) {
 
 function staying(stays) {
   const byReason = new Map();
-  for (const { pod, why } of stays) byReason.set(why, [...(byReason.get(why) ?? []), pod]);
+  for (const { pod, why } of stays) byReason.set(say(why), [...(byReason.get(say(why)) ?? []), pod]);
   return [...byReason].map(([why, pods]) => {
     const named = pods.sort().slice(0, MOST_NAMED);
     const more = pods.length > MOST_NAMED ? [t("more", { n: pods.length - MOST_NAMED })] : [];
-    return html`<li>${t("plan_stay", { why: serverSaying(why), pods: [...named, ...more].join(t("list_comma")) })}</li>`;
+    return html`<li>${t("plan_stay", { why, pods: [...named, ...more].join(t("list_comma")) })}</li>`;
   });
 }

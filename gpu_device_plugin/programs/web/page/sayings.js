@@ -2,7 +2,6 @@
 
 import { age, ageOf, amount, memory, percent, secondsSince } from "./amounts.js";
 import { gpuUseKnown, isIdle, isWhole, modelsOf, partName, partsOf, partUseKnown, useKnown } from "./cluster.js";
-import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
 const ENFORCEMENTS = ["partition", "driver", "mps", "custom", "advisory"];
@@ -24,7 +23,7 @@ export function gpuSaying(node, gpu) {
     whole && t(gpu.mig ? "bar_whole_mig" : "bar_whole"),
     gpuUseKnown(node, gpu) && t("bar_used", { used: memory(gpu.usedMiB) }),
     t("bar_free", { free: amount(node, gpu.freeShares ?? 0) }),
-    gpu.reason && t("bar_bad", { why: serverSaying(gpu.reason) }),
+    gpu.reason && t("bar_bad", { why: gpu.reason }),
     gpu.cordon && cordonSaying(gpu.cordon),
     // A MIG instance is never given as a whole GPU, so that its shares in use keep nobody from that.
     gpu.usedShares > 0 && !whole && !gpu.mig && !gpu.reason && t("bar_fenced_whole"),
@@ -120,8 +119,8 @@ export function problemPlace({ node, gpu, part }) {
 /** What the problem is. */
 export function problemSaying({ kind, node, gpu, part }) {
   const used = part && partUseKnown(node, part) ? memory(part.usedMiB) : "–";
-  if (kind === "node") return serverSaying(node.problem) || t("not_ready");
-  if (kind === "bad") return t("bar_bad", { why: serverSaying(gpu.reason) });
+  if (kind === "node") return node.problem || t("not_ready");
+  if (kind === "bad") return t("bar_bad", { why: gpu.reason });
   if (kind === "over") return t("problem_over", { used, given: amount(node, part.shares), age: ageOf(part.overSince) });
   if (kind === "trespass") return part.usedMiB ? t("problem_trespass", { amount: memory(part.usedMiB) }) : t("part_trespass");
   return t(`held_${part.held}`);
@@ -153,9 +152,9 @@ export function staleSaying(node) {
 /** What is to be said below a bar: a list of {tone, text}. */
 export function notesOf(node, gpu) {
   const notes = [];
-  if (gpu.reason) notes.push({ tone: "bad", text: t("bar_bad", { why: serverSaying(gpu.reason) }) });
+  if (gpu.reason) notes.push({ tone: "bad", text: t("bar_bad", { why: gpu.reason }) });
   if (gpu.cordon) notes.push({ tone: "warn", text: cordonSaying(gpu.cordon) });
-  if (gpu.refusal) notes.push({ tone: "warn", text: t("note_refusal", { why: serverSaying(gpu.refusal) }) });
+  if (gpu.refusal) notes.push({ tone: "warn", text: t("note_refusal", { why: gpu.refusal }) });
   for (const part of partsOf(gpu)) {
     const pod = podOf(part);
     if (part.overSince && !part.trespassing) {

@@ -1,11 +1,13 @@
 /** Asks the server with the token of this tab. */
 
+import { say } from "./words.js";
+
 const KEY = "gpushare-token";
 
-/** An answer that is not the one asked for. `status` 0: there was none. */
+/** An answer that is not the one asked for. `status` 0: there was none. `sentence`: a message, or words. */
 export class Refused extends Error {
   constructor(status, sentence, login) {
-    super(sentence);
+    super(say(sentence));
     this.status = status;
     this.login = login;
   }
@@ -47,5 +49,5 @@ export async function ask(path, { signal, body } = {}) {
   }
   if (answer.ok) return answer;
   const said = await answer.json().catch(() => ({}));
-  throw new Refused(answer.status, String(said?.error ?? `${answer.status} ${answer.statusText}`), said?.login);
+  throw new Refused(answer.status, said?.error ?? `${answer.status} ${answer.statusText}`, said?.login);
 }

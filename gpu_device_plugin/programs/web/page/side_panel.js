@@ -1,7 +1,6 @@
 /** The panel at the side of the page: shows one pod or one node, and gives the focus back when it closes. */
 
 import { html, show } from "./dom.js";
-import { serverSaying } from "./sentences.js";
 import { t } from "./words.js";
 
 /** The side panel of index.html. */
@@ -78,7 +77,7 @@ export class SidePanel {
       content = await read(signal);
     } catch (error) {
       if (signal.aborted || again) return;
-      content = html`<p class="note note-bad">${serverSaying(error.message) || t("unreachable")}</p>`;
+      content = html`<p class="note note-bad">${error.message || t("unreachable")}</p>`;
     }
     if (!signal.aborted) show(this.#body, content);
   }

@@ -2,8 +2,7 @@
 
 import { age } from "./amounts.js";
 import { show } from "./dom.js";
-import { serverSaying } from "./sentences.js";
-import { t } from "./words.js";
+import { say, t } from "./words.js";
 
 const STALE_S = 15;
 
@@ -56,7 +55,7 @@ export class Status {
     status.className = `status ${this.#lost || behind ? "status-bad" : known ? "status-live" : ""}`.trim();
     if (!known) show(text, this.#lost ? t("lost") : t("connecting"));
     else if (this.#lost) show(text, t("data_age", { age: age(ageS) }));
-    else if (behind) show(text, `${t("behind", { age: age(ageS) })}${this.#read.why ? `: ${serverSaying(this.#read.why)}` : ""}`);
+    else if (behind) show(text, `${t("behind", { age: age(ageS) })}${this.#read.why ? `: ${say(this.#read.why)}` : ""}`);
     else show(text, `${t("live")} · ${t("data_age", { age: age(ageS) })}`);
   }
 }

@@ -1,8 +1,8 @@
-/** The page's own words in both languages; those of the server are in sentences.js. */
+/** The page's words in both languages. The server's messages bring their English words with them. */
 
 export const LANGUAGES = ["en", "zh"];
 const LOCALES = { en: "en-GB", zh: "zh-CN" };
-/** Of each language its words by key, from the file of its name. `{name}` is filled in; `one|more` is chosen by `n`. */
+/** Of each language its words by key, from the file of its name. `{name}` is filled in; `one|more` is chosen by `n`. `messages` has those of the server by code. */
 const WORDS = Object.fromEntries(await Promise.all(LANGUAGES.map(async (each) => [each, await (await fetch(`${each}.json`)).json()])));
 let language = "en";
 let numbers = new Map();
@@ -24,6 +24,16 @@ export function t(key, values = {}) {
   const forms = WORDS[language][key].split("|");
   const form = forms.length > 1 && values.n !== 1 ? forms[1] : forms[0];
   return form.replace(/\{(\w+)\}/g, (_, name) => (typeof values[name] === "number" ? number(values[name]) : values[name]));
+}
+
+/** Returns a message of the server in the language that is spoken; what is none, such as a name in it, is said as it is. */
+export function say(message) {
+  const form = WORDS[language].messages?.[message?.code];
+  if (form === undefined) return String(message?.text ?? message ?? "");
+  const part = (name, between) => [message.parameters[name] ?? ""].flat().map(say).join(between || "；");
+  // What stands in brackets is left out where a parameter in it is empty. `{names:、}` is a list with that between.
+  const kept = form.replace(/\[([^\]]*)\]/g, (_, some) => ([...some.matchAll(/\{(\w+)/g)].every(([, name]) => part(name)) ? some : ""));
+  return kept.replace(/\{(\w+):?([^}]*)\}/g, (_, name, between) => part(name, between));
 }
 
 export function number(value, digits = 0) {
