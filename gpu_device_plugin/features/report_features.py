@@ -29,7 +29,7 @@ from gpu_device_plugin.features.history.rules.slowness import histories_of, slow
 from gpu_device_plugin.features.idle.commands import WAKE
 from gpu_device_plugin.features.idle.settings import IdleActionSettings
 from gpu_device_plugin.features.learning.prices import PRICES
-from gpu_device_plugin.features.limits.report import held, limits, limits_here
+from gpu_device_plugin.features.limits.report import LimitsReport, held, limits, limits_here
 from gpu_device_plugin.features.mig.report import MigReport, mig
 from gpu_device_plugin.features.mps.report import supervisor, supervisors
 from gpu_device_plugin.features.over_use.report import OverUseReport, over_used
@@ -146,6 +146,7 @@ REPORT_FEATURES: dict[str, ReportParts] = {
         routes=("history/", "incidents/"),
     ),
     "limits": ReportParts(
+        facts=(LimitsReport(),),
         cluster_checks=(
             Check("memory limits", "variables", limits, "nodes limits_by_profile"),
             Check("limits held", "memory limits", held, "nodes", partly="nodes"),

@@ -181,10 +181,11 @@ async def cluster_of(
     access: Access,
     namespace: str = "",
     *,
+    features: Sequence[ReportFeature] = (),
     kind: FollowedKind | None = None,
 ) -> FollowedCluster:
     """Return the cluster with a further kind, of one namespace or all, and warn of objects that cannot be read."""
-    found, warnings = cluster(raw_nodes, raw_pods, resources, kind=kind)
+    found, warnings = cluster(raw_nodes, raw_pods, resources, features, kind)
     for warning in (*warnings, *await add_more(found, access, namespace)):
         say(sys.stderr, f"warning: {warning}")
     return found

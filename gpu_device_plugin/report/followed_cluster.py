@@ -119,7 +119,7 @@ class FollowedCluster:
         """Begin without nodes and pods; `wall_s` returns seconds since the epoch."""
         self.resources = tuple(resources)
         self.kind = kind
-        self._foreign = foreign_annotations(features)
+        self._features, self._foreign = features, foreign_annotations(features)
         self._wall_s = wall_s
         self._on_change = on_change
         names = [resource.name for resource in self.resources]
@@ -213,6 +213,7 @@ class FollowedCluster:
             record=node,
             report=report if (age_s := report.use_age_s) is None else replace(report, use_age_s=age_s + waited_s),
             instance_pods=tuple(sorted(holders, key=lambda pod: (pod.namespace, pod.name, pod.uid))),
+            features=self._features,
         )
         return view if self.kind is None else self.kind.shown(view, self._more_on.get(name, {}).values())
 

@@ -111,12 +111,6 @@ OWN: Mapping[str, Seen] = {
         checks={"memory use: over-use", "node: memory use"},
         told={"Container 'main' uses 9,000 MiB of GPU 0", "Container 'main' uses 1 MiB of GPU 1"},
     ),
-    "preemption": Seen(
-        told={
-            "  There would be room if this pod ended: default/grown",
-            "  Even if all its pods ended, there would be no room.",
-        }
-    ),
     "history": Seen(
         commands={"incident", "top --history"},
         checks={"GPU condition: no-history", "node: GPU condition"},
@@ -125,6 +119,12 @@ OWN: Mapping[str, Seen] = {
     ),
     "limits": Seen(checks={"memory limits: limits-soft", "node: memory limits", "node: limits held"}),
     "mps": Seen(checks={"node: MPS"}),
+    "preemption": Seen(
+        told={
+            "  There would be room if this pod ended: default/grown",
+            "  Even if all its pods ended, there would be no room.",
+        }
+    ),
     "capacity": Seen(commands={"plan"}, routes={"plans/"}),
     "cordon": Seen(commands={"cordon", "uncordon"}),
     "idle": Seen(commands={"wake"}),
@@ -177,6 +177,9 @@ def printed(world: AgentWorld, parts: ReportParts, *words: str) -> str:
 
 def paths(value: Any, above: str = "") -> Iterator[str]:
     for key, inner in value.items() if isinstance(value, dict) else ():
+        if key == "states":
+            yield from (f"{above} is {each['code']}" for each in inner)
+            continue
         yield f"{above}.{key}"
         yield from paths(inner, f"{above}.{key}")
     for inner in value if isinstance(value, list) else ():

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 import gpu_device_plugin
+from tests.web.scenes import stated
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -142,9 +143,7 @@ class PageServer:
                 if event is None:
                     return answer
                 if not self.silent:
-                    data = (
-                        "nonsense" if isinstance(event[1], _Nonsense) else json.dumps(event[1], separators=(",", ":"))
-                    )
+                    data = "nonsense" if isinstance(event[1], _Nonsense) else _written(event[1])
                     await answer.write(f"event: {event[0]}\ndata: {data}\n\n".encode())
         except ConnectionError:
             return answer
@@ -177,6 +176,13 @@ class PageServer:
         asked = request.rel_url.path_qs.removeprefix("/api/v1/")
         nothing = {"at": "", "step_s": 15.0, "gpus": [], "containers": [], "left_out": 0, "incidents": [], "dropped": 0}
         return web.json_response(self.scene.past.get(unquote(asked), nothing))
+
+
+def _written(document: Any) -> str:
+    """Return an event with the states of its nodes."""
+    if "nodes" in document:
+        document = document | {"nodes": [stated(node) for node in document["nodes"]]}
+    return json.dumps(document, separators=(",", ":"))
 
 
 _HEADERS = {

@@ -7,13 +7,19 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
 from gpu_device_plugin.features.history.contract import IncidentKind, IncidentList
+from gpu_device_plugin.features.report_features import REPORT
+from gpu_device_plugin.model.contract.cordons import Cordon
+from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, NodeReport, NodeUse
+from gpu_device_plugin.model.limits import LimitStatus
 from gpu_device_plugin.report.rules.finding import note
 from gpu_device_plugin.report.rules.node_answers import whole_gpus
+from gpu_device_plugin.report.rules.state_words import State, gpu_states, node_states, part_states
 from tests import histories
 
 Json = dict[str, Any]
@@ -150,6 +156,79 @@ def summed(node: Json) -> Json:
         "freeInstances": sum(bool(each.get("freeShares")) for each in whole),
     }
     return node | {"sums": said(sums)}
+
+
+def stated(node: Json) -> Json:
+    """Return a node with the states that the server would tell of it, its GPUs and their parts."""
+    known: Any = SimpleNamespace
+    offers = node.get("instances", [])
+    gpus = [*node["gpus"], *(each for offer in offers for each in offer.get("instances", []))]
+    means = {value: known(value=value) for value in (node.get("limits"), *(each.get("limits") for each in gpus))}
+    limits = {
+        each["index"]: known(enforcement=means[each["limits"]], refusal=each.get("refusal", ""))
+        for each in gpus
+        if "limits" in each
+    }
+    use = node.get("use", {})
+    read = NodeUse(
+        use.get("at", ""),
+        {each["index"]: GpuUse(each.get("usedMiB"), each.get("unattributedMiB")) for each in gpus},
+        blind=use.get("blind", ""),
+    )
+    used = sum(each.get("usedShares", 0) for each in node["gpus"])
+    view = known(
+        record=known(ready=node.get("ready", False), unschedulable=node.get("unschedulable", False)),
+        candidate=known(gpus=known(fault=node.get("problem", ""), claims=node.get("claims", False))),
+        instances=lambda: [
+            known(unassigned_usage=[("", each["instances"]) for each in offer.get("unplaced", [])]) for offer in offers
+        ],
+        amount=str,
+        report=NodeReport(known(enforcement=means[node.get("limits")], gpus=limits), read if use else None, 10.0),
+        features=REPORT.facts,
+    )
+
+    def told(document: Json, states: list[State]) -> Json:
+        bare = {key: value for key, value in document.items() if key != "states"}
+        return bare | ({"states": [state.message() for state in states]} if states else {})
+
+    def held(part: Json, position: int) -> Json:
+        given = 0 if part.get("trespassing") else part.get("shares", 0) * node.get("shareMiB", 0)
+        uses = ContainerUse(
+            part.get("namespace", ""),
+            part.get("name", ""),
+            "",
+            position,
+            given,
+            part.get("usedMiB"),
+            part.get("smPercent"),
+            held=LimitStatus(part["held"]) if "held" in part else None,
+            over_since=part.get("overSince", ""),
+            limit_mib=part.get("limitMiB"),
+            asked_at=part.get("askedAt", ""),
+            return_by=part.get("returnBy", ""),
+            needed_by=part.get("neededBy", ""),
+            idle_since=part.get("idleSince", ""),
+        )
+        return told(part, part_states(view, [uses] if use else [], ending=part.get("deleting", False)))
+
+    def shown(gpu: Json) -> Json:
+        at, cordon = gpu["index"], gpu.get("cordon")
+        listed = known(
+            position=at, unhealthy=gpu.get("reason", ""), cordon=None if cordon is None else Cordon(**cordon)
+        )
+        parts = {key: [held(each, at) for each in gpu[key]] for key in ("pods", "strangers") if key in gpu}
+        return told(gpu, gpu_states(view, known(gpu=listed))) | parts
+
+    whole = [
+        offer | {"instances": [shown(each) for each in offer["instances"]]} if "instances" in offer else offer
+        for offer in offers
+    ]
+    shared = {"gpus": [shown(each) for each in node["gpus"]]}
+    return (
+        told(node, node_states(view, node.get("usedShares", 0) - used))
+        | shared
+        | ({"instances": whole} if offers else {})
+    )
 
 
 def cluster(
@@ -422,6 +501,15 @@ def web_0() -> Json:
                         "enforcement": "advisory",
                         "held": "unverified",
                         "overSince": before(minutes=7),
+                        "states": [
+                            {
+                                "code": "over",
+                                "tone": "bad",
+                                "rank": 1,
+                                "text": "over",
+                                "parameters": {"since": before(minutes=7)},
+                            }
+                        ],
                     }
                 ],
             },

@@ -25,7 +25,13 @@ SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 WORDS: dict[str, dict[str, str]] = {
     name: json.loads((PAGE / f"{name}.json").read_text(encoding="utf-8")) for name in ("en", "zh")
 }
-del WORDS["zh"]["messages"]  # see tests/report/rules/test_messages.py
+del WORDS["zh"]["messages"]  # see tests/programs/web/test_messages.py
+STATES = dict(
+    each
+    for path in (*PAGE.parents[2].glob("features/*/report.py"), PAGE.parents[2] / "report" / "rules" / "state_words.py")
+    for each in re.findall(r'\bState\(\s*\d+,\s*"([\w-]+)",\s*Tone\.(\w+)', path.read_text(encoding="utf-8"))
+)
+"""The codes of states that are told, each with its tone."""
 
 
 class Markup(HTMLParser):
@@ -140,7 +146,15 @@ def test_every_word_that_is_used_is_there_and_every_word_is_used(markup: Markup)
     quoted = set(re.findall(r'"(\w+)"', scripts)) | set(
         re.findall(r'"(\w+)"', (PAGE / "amounts.js").read_text(encoding="utf-8"))
     )
-    assert [key for key in WORDS["en"] if key not in used | quoted and not key.startswith(begun)] == []
+    of_states = tuple(f"{place}_{code}" for place in ("state", "badge", "note", "problem") for code in STATES)
+    assert [key for key in WORDS["en"] if key not in used | quoted and not key.startswith((*begun, *of_states))] == []
+
+
+def test_every_problem_is_counted_in_words() -> None:
+    """Those of nodes as one kind."""
+    bad = {code for code, tone in STATES.items() if tone == "BAD"} - {"node-problem", "not-ready"}
+    assert bad == {"over", "trespass", "unhealthy", "limit-not-held"}
+    assert {f"count_{code}" for code in (*bad, "node")} <= WORDS["en"].keys()
 
 
 def test_the_wheel_has_the_page(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from gpu_device_plugin.features.use.report import lent
 from gpu_device_plugin.model.contract.keys import SERVE_LABEL
 from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.report.rules.columns import Tone
 from gpu_device_plugin.report.rules.extension import Explanation, Kept, ReportFeature, SchedulingStatus
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, few, grouped, note, ok, warning
 from gpu_device_plugin.report.rules.node_answers import memory_of, whole_gpus
@@ -42,7 +43,9 @@ from gpu_device_plugin.report.rules.pod_causes import (
     scheduler_says,
     status_says,
 )
-from gpu_device_plugin.report.rules.terminal_tables import CLAIMS, PodRow, gib, row_waiting
+from gpu_device_plugin.report.rules.printing import gib
+from gpu_device_plugin.report.rules.state_words import State
+from gpu_device_plugin.report.rules.terminal_tables import PodRow, row_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -53,6 +56,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.report.rules.extension import Excluded
     from gpu_device_plugin.report.rules.node_view import ExaminedNode, NodeView
     from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
+
+CLAIMS = "claims"
+"""The word for a node whose GPUs are given to ResourceClaims."""
 
 
 def claim_causes(
@@ -238,6 +244,10 @@ def claims_waiting(claims: Iterable[Claim]) -> list[PodRow]:
 
 class ClaimsReport(ReportFeature):
     """Explains pods that name ResourceClaims."""
+
+    def node_states(self, node: NodeView) -> Iterable[State]:  # noqa: D102
+        if node.candidate.gpus.claims:
+            yield State(14, "claims", Tone.PLAIN, "its GPUs are given to ResourceClaims", word=CLAIMS)
 
     def explanation(  # noqa: D102
         self,

@@ -12,6 +12,7 @@ from gpu_device_plugin.features.elastic.contract import (
     read_wish,
 )
 from gpu_device_plugin.features.elastic.rules.promising import sizes
+from gpu_device_plugin.features.use.report import asked
 from gpu_device_plugin.model.contract.keys import (
     ELASTIC,
     MEMORY_GUARANTEE,
@@ -20,14 +21,17 @@ from gpu_device_plugin.model.contract.keys import (
     PLACES,
     RESIZE_BOUND,
 )
+from gpu_device_plugin.model.contract.node_use import to_return
 from gpu_device_plugin.model.gpus import MOST_SHARES
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.report.rules.columns import Tone
 from gpu_device_plugin.report.rules.extension import ReportFeature
 from gpu_device_plugin.report.rules.finding import note, ok, units, warning
 from gpu_device_plugin.report.rules.held_instances import asked_instances
-from gpu_device_plugin.report.rules.printing import listed
+from gpu_device_plugin.report.rules.printing import gib, listed, mib
+from gpu_device_plugin.report.rules.state_words import State
 from gpu_device_plugin.scheduler.rules.usage import growable
 
 if TYPE_CHECKING:
@@ -195,8 +199,28 @@ def _parts(pod: Pod, size: Size, node: NodeView | None) -> Sequence[ContainerUse
     return [part for part in current if (part.namespace, part.pod, part.container) == key]
 
 
+def _borrowing(parts: Sequence[ContainerUse]) -> Iterator[State]:
+    if borrowed := sum(part.borrowed_mib or 0 for part in parts):
+        word, amount = f"borrows {gib(borrowed)}", {"amountMiB": borrowed}
+        # Tables tell what a pod borrows before that it is asked to return it.
+        yield State(6, "borrows", Tone.PLAIN, f"borrows {mib(borrowed)}", amount, word)
+    if returning := [part for part in parts if to_return(part)]:
+        said = {
+            "amountMiB": borrowed or None,
+            "since": min(part.asked_at for part in returning),
+            "until": min((part.return_by for part in returning if part.return_by), default=""),
+            "pod": next((part.needed_by for part in returning if part.needed_by), ""),
+        }
+        text, word = str(asked(returning[0])), "asked to return"
+        yield State(7, "asked-to-return", Tone.WARNING, text, said, word, counted="to return memory")
+
+
 class ElasticReport(ReportFeature):
     """Says what a pod's memory is guaranteed, and what limits it."""
+
+    def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: ARG002, D102
+        growing = [part for part in parts if part.limit_mib is not None or part.asked_at]
+        return _borrowing(growing) if growing else ()
 
     def malformed(self, pod: Pod) -> Iterable[Finding]:  # noqa: D102
         return unreadable_wishes(pod)

@@ -1,4 +1,4 @@
-"""The doctor's checks of memory limits: by which means they hold, and whether they do."""
+"""Tell by which means memory limits hold, and whether they do: as states, and as checks of the doctor."""
 
 from __future__ import annotations
 
@@ -20,20 +20,50 @@ from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus, summary
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.node.rules.node_config import ignored_labels
+from gpu_device_plugin.report.rules.columns import Tone
+from gpu_device_plugin.report.rules.extension import ReportFeature
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, grouped, note, ok, warning
 from gpu_device_plugin.report.rules.pod_causes import refusals
 from gpu_device_plugin.report.rules.printing import container
+from gpu_device_plugin.report.rules.state_words import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from gpu_device_plugin.model.contract.node_use import ContainerUse
     from gpu_device_plugin.model.gpus import Gpu, Inventory
-    from gpu_device_plugin.report.rules.node_view import ExaminedNode
+    from gpu_device_plugin.report.rules.node_view import ExaminedNode, GpuView, NodeView
     from gpu_device_plugin.settings.node import NodeSettings
 
 _GUIDE = "docs/guide.md says what each enforcement needs (How a memory limit is enforced)"
 _LIMITING_TOOLKIT = (1, 20, 1)
 _DRIVER = wanted_enforcement(Enforcement.DRIVER, {})
+
+_BROKEN = (LimitStatus.DIFFERS, LimitStatus.MISSING)
+"""The worse one last."""
+
+
+class LimitsReport(ReportFeature):
+    """Says which limits do not hold, and on which GPUs others hold than on their node."""
+
+    def gpu_states(self, node: NodeView, view: GpuView) -> Iterable[State]:  # noqa: D102
+        here, of_node = node.report.enforcement(view.gpu.position), node.report.limits
+        if here is None or of_node is None:
+            return
+        if why := here.refusal:
+            yield State(9, "refused", Tone.WARNING, f"shares are refused: {why}", {"why": why})
+        # The node's own, which is the weakest, is not looked for where all are the same.
+        differs = any(each.enforcement is not here.enforcement for each in of_node.gpus.values())
+        if differs and here.enforcement is not of_node.enforcement:
+            limits = here.enforcement.value
+            yield State(14, "other-limits", Tone.PLAIN, f"limits: {limits}", {"limits": limits})
+
+    def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: ARG002, D102
+        held = [part.held for part in parts if part.held in _BROKEN]
+        if not held:
+            return ()
+        worst, word = max(held, key=_BROKEN.index).value, "limit not held"
+        return [State(4, "limit-not-held", Tone.BAD, f"limit {worst}", {"held": worst}, word, counted="not held")]
 
 
 def limits(nodes: Iterable[ExaminedNode], by_profile: Mapping[str, str]) -> Iterator[Finding]:

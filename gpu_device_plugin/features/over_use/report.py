@@ -1,16 +1,20 @@
-"""Tell the owner of a pod what its node's agent wrote on it of its over-use."""
+"""Tell who uses more than was granted, and the owner of a pod what its node's agent wrote on it of that."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import OVER_USE
+from gpu_device_plugin.model.contract.node_use import trespasses
+from gpu_device_plugin.report.rules.columns import Tone
 from gpu_device_plugin.report.rules.extension import ReportFeature
 from gpu_device_plugin.report.rules.finding import note, ok, warning
+from gpu_device_plugin.report.rules.state_words import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from gpu_device_plugin.model.contract.node_use import ContainerUse
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.rules.finding import Finding
@@ -32,6 +36,15 @@ def told_over_use(pod: Pod) -> list[Finding]:
 
 class OverUseReport(ReportFeature):
     """Says that a pod uses more than it was granted."""
+
+    def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: ARG002, D102
+        over = [part.over_since for part in parts if part.over_since]
+        if not over or any(map(trespasses, parts)):
+            return ()
+        amounts = [part.used_mib for part in parts if part.used_mib is not None]
+        used, given = sum(amounts) if len(amounts) == len(parts) else None, sum(part.granted_mib for part in parts)
+        said = {"usedMiB": used, "givenMiB": given, "since": min(over)}
+        return [State(1, "over", Tone.BAD, f"over since {min(over)}", said, word="over", counted="over")]
 
     def ended(self, pod: Pod) -> Iterable[Finding]:  # noqa: D102
         return told_over_use(pod)

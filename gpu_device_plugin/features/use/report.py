@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.contract.node_use import asked_s, exceeds, not_held, to_return, trespasses
+from gpu_device_plugin.model.contract.node_use import asked_s, exceeds, idle, not_held, to_return, trespasses
 from gpu_device_plugin.model.limits import LimitStatus
-from gpu_device_plugin.report.rules.columns import aligned
+from gpu_device_plugin.report.rules.columns import Tone, aligned
 from gpu_device_plugin.report.rules.extension import ReportFeature
 from gpu_device_plugin.report.rules.finding import Parameter, ago, few, grouped, note, ok, warning
-from gpu_device_plugin.report.rules.printing import age, container, counted, first, limit, mib
+from gpu_device_plugin.report.rules.printing import age, container, counted, duration, first, limit, mib
+from gpu_device_plugin.report.rules.state_words import State, part_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.rules.finding import Finding
-    from gpu_device_plugin.report.rules.node_view import ExaminedNode, NodeView
+    from gpu_device_plugin.report.rules.node_view import ExaminedNode, GpuView, NodeView
 
 
 _NOTHING = "-"
@@ -58,7 +60,7 @@ def asked(part: ContainerUse) -> Finding:
         return note("not-asked", "")
     needed = " for {pod}" if part.needed_by else ""
     evicted = ", and is evicted at {until} otherwise" if part.return_by else ""
-    text = f"is asked since {{since}} to return it{needed}{evicted}"
+    text = f"has been asked since {{since}} to release it{needed}{evicted}"
     return note("asked-to-return", text, since=part.asked_at, pod=part.needed_by, until=part.return_by)
 
 
@@ -78,14 +80,14 @@ def does_not_hold(part: ContainerUse) -> Finding:
 def at_a_glance(nodes: Iterable[NodeView]) -> list[str]:
     """Return what somebody should look at, as at most one line; nothing if all is well or nothing is known."""
     views = tuple(nodes)
-    parts = [part for node in views for part in node.report.current]
-    strangers = sum(exceeds(part) and trespasses(part) for part in parts)
-    over, unassigned_usage = sum(map(exceeds, parts)) - strangers, sum(map(not_held, parts))
+    found = [state for node in views for part in node.report.current for state in part_states(node, [part])]
+    # Of containers on GPUs of others, those that are there for long with more than a little.
+    seen = Counter(state.code for state in found if state.code != "trespass" or state.parameters["since"])
     faults = (
-        (over, "container uses", "containers use", "more than granted"),
-        (strangers, "container uses", "containers use", "a GPU that was not given to it"),
-        (unassigned_usage, "limit does", "limits do", "not hold"),
-        (sum(map(to_return, parts)), "container is", "containers are", "asked to return borrowed memory"),
+        (seen["over"], "container uses", "containers use", "more than granted"),
+        (seen["trespass"], "container uses", "containers use", "a GPU that was not given to it"),
+        (seen["limit-not-held"], "limit does", "limits do", "not hold"),
+        (seen["asked-to-return"], "container is", "containers are", "asked to return borrowed memory"),
         (sum(len(node.candidate.gpus.cordoned) for node in views), "GPU is", "GPUs are", "cordoned"),
     )
     said = "; ".join(f"{counted(number, one, many)} {what}" for number, one, many, what in faults if number)
@@ -108,7 +110,7 @@ def _table(node: NodeView, use: NodeUse) -> Iterator[str]:
         used, enforcement = report.used(gpu.position), report.enforcement(gpu.position)
         place = f"  {gpu.position}"
         rows += [
-            (place, container(part), mib(part.used_mib), mib(part.granted_mib), limit(part), _remark(part))
+            (place, container(part), mib(part.used_mib), mib(part.granted_mib), limit(part), _remark(node, part))
             for part in sorted(report.parts(gpu.position), key=lambda part: (-(part.used_mib or 0), container(part)))
         ]
         if used.unattributed_mib:
@@ -125,13 +127,13 @@ def _table(node: NodeView, use: NodeUse) -> Iterator[str]:
         yield f"  {counted(use.left_out, 'more container is', 'more containers are')} not listed."
 
 
-def _remark(part: ContainerUse) -> str:
-    if trespasses(part):
-        return "was not given this GPU"
+def _remark(node: NodeView, part: ContainerUse) -> str:
+    said = {state.code: state.text for state in part_states(node, [part])}
+    if "trespass" in said:
+        return said["trespass"]
     most = "" if part.limit_mib is None else f"may use {mib(part.limit_mib)}"
-    over = part.over_since and f"over since {part.over_since}"
-    idle_since = part.idle_since and f"idle since {part.idle_since}"
-    return "; ".join(filter(None, (most, str(borrows(part)), str(asked(part)), over, idle_since, part.why)))
+    states = (said.get(code) for code in ("borrows", "asked-to-return", "over", "computes-nothing"))
+    return "; ".join(filter(None, (most, *states, part.why)))
 
 
 # --- One pod ----------------------------------------------------------------------------------------------------------
@@ -217,8 +219,37 @@ def _beyond_their_parts(parts: Iterable[ContainerUse], unattributed_mib: int) ->
     return [said for amount, said in sorted(beyond, key=lambda one: (-one[0], str(one[1])))]
 
 
+def _quiet_or_strange(node: NodeView, parts: Sequence[ContainerUse]) -> Iterator[State]:
+    if strangers := [part for part in parts if trespasses(part)]:
+        used, since = sum(part.used_mib or 0 for part in strangers), max(part.over_since for part in strangers)
+        said: dict[str, str | int | None] = {"amountMiB": used, "since": since}
+        yield State(2, "trespass", Tone.BAD, "was not given this GPU", said, word="not given", counted="not given")
+    since = min((part.idle_since for part in parts if part.idle_since), default="")
+    still = all(part.sm_percent == 0 and part.used_mib is not None for part in parts)
+    if since or (still and any(part.used_mib for part in parts)):
+        seconds = idle(node.report, parts)
+        word = "idle" if seconds is None else f"idle {duration(seconds)}"
+        text = f"idle since {since}" if since else "idle"
+        yield State(10, "computes-nothing", Tone.PLAIN, text, {"since": since}, word)
+
+
 class UseReport(ReportFeature):
     """Says what a pod uses of its GPUs, and what its neighbours leave."""
+
+    def node_states(self, node: NodeView) -> Iterable[State]:  # noqa: D102
+        if node.report.use is not None and (why := node.report.use.blind):
+            yield State(12, "blind", Tone.PLAIN, why, {"why": why})
+
+    def gpu_states(self, node: NodeView, view: GpuView) -> Iterable[State]:  # noqa: D102
+        others = node.report.used(view.gpu.position).unattributed_mib
+        if others and not node.report.stale:
+            text = f"processes of no pod use {mib(others)}"
+            yield State(13, "used-by-no-pod", Tone.PLAIN, text, {"amountMiB": others})
+
+    def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: D102
+        # The agent tells after a while that a pod is idle; until then it is seen by the processors.
+        quiet = [part for part in parts if part.idle_since or not part.sm_percent or not part.granted_mib]
+        return _quiet_or_strange(node, parts) if quiet else ()
 
     def placed(  # noqa: D102
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.claims.report import CLAIMS
 from gpu_device_plugin.features.mig.report import holders
 from gpu_device_plugin.features.use.report import at_a_glance, memory_in_use
 from gpu_device_plugin.model.contract.node_use import not_held
@@ -12,7 +13,6 @@ from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.report.rules.columns import aligned
 from gpu_device_plugin.report.rules.finding import grouped
 from gpu_device_plugin.report.rules.printing import age, mib, place, short_uuid
-from gpu_device_plugin.report.rules.terminal_tables import CLAIMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -165,6 +165,7 @@ async def _top(
     Raises:
         ClusterUnreadableError, ApiError, UnreadableObjectError: the first reading failed.
     """
+    parts: ReportParts = arguments.parts
 
     async def read() -> Picture:
         fields = [f"metadata.name={escaped(arguments.node)}"] if arguments.node else []
@@ -173,7 +174,7 @@ async def _top(
             raw_pods = await access.items(PODS, NOT_ENDED)
         if arguments.node and not raw_nodes:
             raise ClusterUnreadableError(f'nodes "{arguments.node}" not found')
-        found, warnings = cluster(raw_nodes, raw_pods, resources, kind=arguments.parts.kind)
+        found, warnings = cluster(raw_nodes, raw_pods, resources, parts.facts, parts.kind)
         warnings += await add_more(found, access)
         at, notes = time.strftime("%H:%M:%S"), warnings[:3]
         sort, namespace = arguments.sort_by or "name", arguments.namespace or ""

@@ -18,6 +18,7 @@ from gpu_device_plugin.model.shares import SharedGpu, Shares
 from gpu_device_plugin.node.rules.container_grants import Delivery, GrantOwner, grant
 from gpu_device_plugin.report.rules.held_instances import readable_instances
 from gpu_device_plugin.report.rules.overview_document import Fields, container_use, known, mig_place
+from gpu_device_plugin.report.rules.state_words import part_states
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -64,13 +65,13 @@ def containers_of(pod: Pod, resources: Sequence[Resource], node: NodeView | None
                     for placement in placements
                     for name, value in _variables(pod, container, placement, own, node).items()
                 },
-                "use": [_use_of(part) for part in own],
+                "use": [_use_of(part, node) for part in own],
             }
         )
     known = {container.name for container in pod.containers}
     others = sorted({part.container for part in parts} - known)
     return found + [
-        {"name": name, "kind": "app", "use": [_use_of(part) for part in parts if part.container == name]}
+        {"name": name, "kind": "app", "use": [_use_of(part, node) for part in parts if part.container == name]}
         for name in others
     ]
 
@@ -136,5 +137,6 @@ def _variables(
     return envs
 
 
-def _use_of(part: ContainerUse) -> Fields:
-    return known({"index": part.gpu} | container_use(part))
+def _use_of(part: ContainerUse, node: NodeView | None) -> Fields:
+    states = [] if node is None else [state.message() for state in part_states(node, [part])]
+    return known({"index": part.gpu} | container_use(part) | {"states": states})

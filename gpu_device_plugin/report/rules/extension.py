@@ -15,10 +15,12 @@ from gpu_device_plugin.scheduler.rules.node_constraints import NO_TERMS, Terms
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
+    from gpu_device_plugin.model.contract.node_use import ContainerUse
     from gpu_device_plugin.model.pods import Pod, PodClaim
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.rules.finding import Finding
-    from gpu_device_plugin.report.rules.node_view import Ends, NodeView
+    from gpu_device_plugin.report.rules.node_view import Ends, GpuView, NodeView
+    from gpu_device_plugin.report.rules.state_words import State
     from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
     Excluded = Callable[[NodeView], tuple[Finding, ...]]
@@ -91,6 +93,20 @@ class ReportFeature:
     All are pure. Nodes are as the reader may see them (`overview_document.redacted`): a feature names no pod that it
     does not find there.
     """
+
+    # --- What should be known of nodes, GPUs and parts ----------------------------------------------------------------
+
+    def node_states(self, node: NodeView) -> Iterable[State]:  # noqa: ARG002
+        """Return the states of a node itself."""
+        return ()
+
+    def gpu_states(self, node: NodeView, view: GpuView) -> Iterable[State]:  # noqa: ARG002
+        """Return the states of a GPU itself."""
+        return ()
+
+    def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: ARG002
+        """Return the states of a pod's part of a GPU, by what its containers use there."""
+        return ()
 
     # --- Why a pod waits, or where it is ------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 _WORDS = {
     Obstacle.SMALL: note("too-small", "too small"),
-    Obstacle.WHOLE: note("in-whole-use", "in whole use"),
+    Obstacle.WHOLE: note("in-whole-use", "exclusively allocated"),
     Obstacle.SHARED: note("shares-in-use", "shares in use"),
     Obstacle.FULL: note("too-little-free", "too little free"),
     Obstacle.OTHER_KIND: note("only-an-instance", "only a MIG instance"),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.model.contract.node_use import NO_REPORT, trespasses
 from gpu_device_plugin.model.contract.nodegpus import NO_GPUS
@@ -76,6 +76,8 @@ class NodeView:
     """What its agent reports of limits and of real use."""
     instance_pods: tuple[InstancePod, ...] = ()
     """The pods on it that ask for whole MIG instances, by namespace and name."""
+    features: Sequence[Any] = field(default=(), compare=False, repr=False)
+    """Those that tell its states, as a `ReportFeature`, whose module knows this one; see `state_words`."""
 
     @property
     def name(self) -> str:

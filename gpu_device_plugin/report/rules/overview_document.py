@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, trespasses
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.report.rules.node_view import sums_of
+from gpu_device_plugin.report.rules.state_words import gpu_states, node_states, part_states
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def document(nodes: Iterable[NodeView]) -> Fields:
 
 def node_document(node: NodeView, *, brief: bool = False, live: bool = False) -> Fields:
     """Return one node, `brief` for the page; `live`: its use is read from its agent now, not from its annotation."""
-    gpus, report, views = node.candidate.gpus, node.report, node.gpus()
+    gpus, report, views, unplaced = node.candidate.gpus, node.report, node.gpus(), node.unplaced
     fields: Fields = {
         "name": node.name,
         "address": node.record.address or None,
@@ -57,12 +58,13 @@ def node_document(node: NodeView, *, brief: bool = False, live: bool = False) ->
         "policy": gpus.policy,
         "driver": gpus.driver,
         "totalShares": node.total,
-        "usedShares": sum(view.used for view in views) + node.unplaced,
+        "usedShares": sum(view.used for view in views) + unplaced,
         "limits": None if report.limits is None else report.limits.enforcement.value,
         "use": _use(report, brief=brief, live=live),
         "sums": _sums(sums_of([node], {node.name: views}), brief=brief),
-        "gpus": [_gpu(view, report, brief=brief) for view in views],
+        "gpus": [_gpu(view, node, brief=brief) for view in views],
         "instances": [_offer(node, offer, brief=brief) for offer in node.instances()],
+        "states": [state.message() for state in node_states(node, unplaced)],
     }
     if brief:
         return known(fields)
@@ -116,8 +118,9 @@ def _sums(sums: Sums, *, brief: bool) -> Fields:
     return known(fields) if brief else fields
 
 
-def _gpu(view: GpuView, report: NodeReport, *, brief: bool) -> Fields:
-    gpu, enforcement = view.gpu, report.enforcement(view.gpu.position)
+def _gpu(view: GpuView, node: NodeView, *, brief: bool) -> Fields:
+    gpu, report = view.gpu, node.report
+    enforcement = report.enforcement(gpu.position)
     used = GpuUse() if brief and report.stale else report.used(gpu.position)
     fields: Fields = {
         "index": gpu.position,
@@ -134,13 +137,9 @@ def _gpu(view: GpuView, report: NodeReport, *, brief: bool) -> Fields:
         "unattributedMiB": used.unattributed_mib,
         "limits": None if enforcement is None else enforcement.enforcement.value,
         "refusal": None if enforcement is None else enforcement.refusal or None,
-        "pods": [_held(held, brief=brief) for held in view.held],
-        "strangers": [
-            (known if brief else dict)(
-                _named(parts[0].namespace, name=parts[0].pod) | {"trespassing": True} | _sum(parts)
-            )
-            for parts in view.strangers
-        ],
+        "pods": [_held(held, node, brief=brief) for held in view.held],
+        "strangers": [_stranger(parts, node, brief=brief) for parts in view.strangers],
+        "states": [state.message() for state in gpu_states(node, view)],
     }
     if brief:
         return known(fields)
@@ -165,7 +164,7 @@ def _offer(node: NodeView, offer: Instances, *, brief: bool) -> Fields:
     """Return the MIG instances of one resource that are given whole: each is all in use, or all free."""
     fields: Fields = {
         "resource": offer.resource,
-        "instances": [_gpu(view, node.report, brief=brief) for view in node.instance_views(offer)],
+        "instances": [_gpu(view, node, brief=brief) for view in node.instance_views(offer)],
         "unplaced": [
             ({} if brief else _pod(pod, brief=False)) | {"instances": number} for pod, number in offer.unassigned_usage
         ],
@@ -194,9 +193,16 @@ def _named(namespace: str, **names: str) -> Fields:
     return {"namespace": namespace, **names}
 
 
-def _held(held: PodShare, *, brief: bool) -> Fields:
+def _stranger(parts: Sequence[ContainerUse], node: NodeView, *, brief: bool) -> Fields:
+    states = [state.message() for state in part_states(node, parts)]
+    fields = _named(parts[0].namespace, name=parts[0].pod) | {"trespassing": True} | _sum(parts) | {"states": states}
+    return known(fields) if brief else fields
+
+
+def _held(held: PodShare, node: NodeView, *, brief: bool) -> Fields:
     pod = held.pod
-    fields = _pod(pod, brief=brief) | {"shares": held.shares, "whole": held.whole} | _sum(held.use)
+    states = [state.message() for state in part_states(node, held.use, ending=pod.terminating)]
+    fields = _pod(pod, brief=brief) | {"shares": held.shares, "whole": held.whole} | _sum(held.use) | {"states": states}
     if brief:
         fields = known(fields)
     # The pods that use these claims may be none.

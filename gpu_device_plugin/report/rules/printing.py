@@ -107,6 +107,13 @@ def mib(amount: int | None) -> str:
     return _UNKNOWN if amount is None else f"{amount:,} MiB"
 
 
+def gib(mib: int | None) -> str:
+    """Format an amount for a narrow column, rounded to a tenth of a GiB; None: unknown."""
+    if mib is None:
+        return "-"
+    return f"{mib / 1024:.1f}G" if mib % 1024 else f"{mib // 1024}G"
+
+
 def duration(seconds: float) -> str:
     """Format a duration in the largest unit of which it has two, rounded down: ``119 s``, ``3 min``, ``2 h``."""
     size, unit = next((each for each in _UNITS if seconds >= 2 * each[0]), (1, "s"))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import OVER_USE
-from gpu_device_plugin.model.contract.node_use import exceeds, idle, not_held, to_return, trespasses
+from gpu_device_plugin.model.contract.node_use import exceeds, idle, trespasses
 from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.report.rules.columns import Layout, Line, Row, Tone, columns, fitted, table
 from gpu_device_plugin.report.rules.held_instances import asked_instances
 from gpu_device_plugin.report.rules.node_answers import asked_amounts
 from gpu_device_plugin.report.rules.node_view import sums_of
-from gpu_device_plugin.report.rules.printing import age, counted, duration, limit, place, ranges
+from gpu_device_plugin.report.rules.printing import age, counted, gib, limit, place, ranges
+from gpu_device_plugin.report.rules.state_words import gpu_states, node_states, part_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,23 +25,15 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.rules.held_instances import Instances
     from gpu_device_plugin.report.rules.node_view import GpuView, NodeView, PodShare
+    from gpu_device_plugin.report.rules.state_words import State
     from gpu_device_plugin.scheduler.rules.usage import Usage
 
 _NOTHING = "-"
-CLAIMS = "claims"
-"""The word for a node whose GPUs are given to ResourceClaims."""
 OF_GPUS = Layout(
     ("NODE", "GPU", "MODEL", "GIVEN", "USED", "FREE", "LIMITS", "STATE"),
     right=frozenset({"USED", "FREE"}),
     shrink={"STATE": 9, "MODEL": 8, "NODE": 8},
 )
-
-
-def gib(mib: int | None) -> str:
-    """Format an amount for a narrow column, rounded to a tenth of a GiB; None: unknown."""
-    if mib is None:
-        return _NOTHING
-    return f"{mib / 1024:.1f}G" if mib % 1024 else f"{mib // 1024}G"
 
 
 def folded(nodes: Iterable[NodeView], width: int) -> list[Line]:
@@ -54,22 +48,17 @@ def folded_rows(nodes: Iterable[NodeView], width: int) -> list[Line]:
 
 
 def gpu_rows(node: NodeView) -> Iterable[Row]:
-    """Yield the rows of one node, of which only the first has its name."""
-    words = (
-        ["not ready"] * (not node.record.ready)
-        + ["cordoned"] * node.record.unschedulable
-        + [CLAIMS] * node.candidate.gpus.claims
-    )
-    state = ", ".join(words)
+    """Yield a row for each group of equal GPUs of a node."""
+    states = [each for each in node_states(node) if each.word]
     if node.candidate.gpus.fault:
         yield Row((node.name, *(_NOTHING,) * 6, node.candidate.gpus.fault), Tone.BAD)
     name = node.name
     for _, group in groupby(node.gpus(), lambda view: _alike(node, view)):
-        yield _group_row(node, name, state, list(group))
-        name, state = "", ""
+        yield _group_row(node, name, states, list(group))
+        name, states = "", []
     for offer in node.instances():
-        yield _offer_row(node, name, state, offer)
-        name, state = "", ""
+        yield _offer_row(node, name, states, offer)
+        name, states = "", []
     if amount := node.unplaced:
         yield Row((name, "?", _NOTHING, _shares(node, amount), *(_NOTHING,) * 3, "on GPUs not known yet"), Tone.WARNING)
 
@@ -97,27 +86,31 @@ def _enforcement(node: NodeView, view: GpuView) -> str:
 
 
 def _trouble(node: NodeView, view: GpuView) -> tuple[str, str]:
-    """Return what somebody should look at on a GPU, from figures of the present; and who is asked to return memory."""
+    """Return how many containers on a GPU are in bad states, by figures of the present, and how many in others."""
     parts = [] if node.report.stale else node.report.parts(view.gpu.position)
-    over = sum(exceeds(part) and not trespasses(part) for part in parts)
-    strangers, not_limited = sum(map(trespasses, parts)), sum(map(not_held, parts))
-    words = ((over, "over"), (strangers, "not given"), (not_limited, "not held"))
-    returning = sum(map(to_return, parts))
-    trouble = ", ".join(f"{number} {word}" for number, word in words if number)
-    return trouble, f"{returning} to return memory" if returning else ""
+    found = [state for part in parts for state in part_states(node, [part]) if state.counted]
+    numbers = Counter((state.rank, state.counted, state.tone is Tone.BAD) for state in found)
+    words = [(bad, f"{number} {word}") for (_, word, bad), number in sorted(numbers.items())]
+    return ", ".join(word for bad, word in words if bad), ", ".join(word for bad, word in words if not bad)
 
 
-def _group_row(node: NodeView, name: str, state: str, group: Sequence[GpuView]) -> Row:
+def _looked_at(states: Sequence[State]) -> bool:
+    return any(each.tone is not Tone.PLAIN for each in states)
+
+
+def _group_row(node: NodeView, name: str, states: Sequence[State], group: Sequence[GpuView]) -> Row:
     first = group[0]
     positions = [view.gpu.position for view in group]
     used = [node.report.used(position).used_mib for position in positions]
     known = [amount for amount in used if amount is not None] if not node.report.stale else []
     most = max(known, default=None)
     differs = len(known) > 1 and min(known) != most
-    trouble, returning = _trouble(node, first)
-    words = [*filter(None, (state, first.gpu.closed, trouble, returning)), *(["whole"] if first.whole else [])]
-    watch = first.gpu.closed or returning or state not in {"", CLAIMS}
-    tone = Tone.BAD if first.gpu.unhealthy or trouble else Tone.WARNING if watch else Tone.PLAIN
+    trouble, others = _trouble(node, first)
+    own = [each for each in gpu_states(node, first) if each.word]
+    said = [", ".join(each.word for each in states), *(each.word for each in own), trouble, others]
+    words = [*filter(None, said), *(["whole"] if first.whole else [])]
+    bad = trouble or any(each.tone is Tone.BAD for each in own)
+    tone = Tone.BAD if bad else Tone.WARNING if others or _looked_at([*states, *own]) else Tone.PLAIN
     model = short_model(first.gpu.model) or _NOTHING
     return Row(
         (
@@ -134,7 +127,7 @@ def _group_row(node: NodeView, name: str, state: str, group: Sequence[GpuView]) 
     )
 
 
-def _offer_row(node: NodeView, name: str, state: str, offer: Instances) -> Row:
+def _offer_row(node: NodeView, name: str, states: Sequence[State], offer: Instances) -> Row:
     bad = any(gpu.unhealthy for gpu in offer.closed)
     closed = f"{len(offer.closed)} {offer.closed[0].closed}" if offer.closed else ""
     used = [node.report.used(gpu.position).used_mib for gpu in offer.instances]
@@ -148,9 +141,9 @@ def _offer_row(node: NodeView, name: str, state: str, offer: Instances) -> Row:
             gib(sum(known) if known else None),
             str(offer.free),
             "partition",
-            "; ".join(filter(None, (state, closed))),
+            "; ".join(filter(None, (", ".join(each.word for each in states), closed))),
         ),
-        Tone.BAD if bad else Tone.WARNING if closed or state not in {"", CLAIMS} else Tone.PLAIN,
+        Tone.BAD if bad else Tone.WARNING if closed or _looked_at(states) else Tone.PLAIN,
     )
 
 
@@ -286,30 +279,25 @@ def _on(node: NodeView) -> Iterable[PodRow]:
 
 def _row(node: NodeView, view: GpuView, held: PodShare, given: str, given_mib: int) -> PodRow:
     row = PodRow(str(held.pod), node.name, place(view.gpu), given, given_mib)
-    return _with_use(row, node, held.use, "ending" if held.pod.terminating else "")
+    return _with_use(row, node, held.use, ending=held.pod.terminating)
 
 
-def _with_use(row: PodRow, node: NodeView, parts: Sequence[ContainerUse], ending: str = "") -> PodRow:
+def _with_use(row: PodRow, node: NodeView, parts: Sequence[ContainerUse], *, ending: bool = False) -> PodRow:
     amounts = [part.used_mib for part in parts]
     known = [amount for amount in amounts if amount is not None]
     used = sum(known) if known and len(known) == len(amounts) else None
-    words = [
-        *(["not given"] if any(map(trespasses, parts)) else ["over"] if any(map(exceeds, parts)) else []),
-        *(["limit not held"] if any(map(not_held, parts)) else []),
-    ]
+    states = part_states(node, parts, ending=ending)
     limits = sorted({limit(part) for part in parts if part.enforcement is not None})
     if any(part.limit_mib is not None for part in parts):
         limits.append(f"up to {gib(sum(part.most_mib for part in parts))}")
-    borrowed = sum(part.borrowed_mib or 0 for part in parts)
-    idle_s = idle(node.report, parts)
-    others = (
-        f"borrows {gib(borrowed)}" if borrowed else "",
-        "asked to return" if any(map(to_return, parts)) else "",
-        "" if idle_s is None else f"idle {duration(idle_s)}",
-        ending,
+    return replace(
+        row,
+        used_mib=used,
+        limit=", ".join(limits),
+        state="; ".join(each.word for each in states if each.word),
+        bad=any(each.tone is Tone.BAD for each in states),
+        idle_s=idle(node.report, parts),
     )
-    state = "; ".join(filter(None, (*words, *others)))
-    return replace(row, used_mib=used, limit=", ".join(limits), state=state, bad=bool(words), idle_s=idle_s)
 
 
 def rows_alone(pods: Iterable[tuple[Pod, Usage]]) -> list[PodRow]:

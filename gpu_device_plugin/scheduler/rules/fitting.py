@@ -293,7 +293,7 @@ def _too_much(demand: Demand, node: Candidate, numbers: Summary) -> FilterFailur
         return too_small(demand.gpus, each, node, numbers)
     hardware, amount = hardware_of(numbers), memory_of(each, node)
     if not numbers.frees:
-        return resolvable("all-whole", "every {hardware} is in whole use", hardware=hardware)
+        return resolvable("all-whole", "all {hardware}s are exclusively allocated", hardware=hardware)
     if demand.gpus == 1:
         # On thousands of nodes for one pod, so without what names of parameters cost.
         return FilterFailure(

@@ -176,9 +176,11 @@ def test_a_borrower_is_told_its_guarantee_its_limit_and_what_it_returns() -> Non
     own = "uses 7,168 MiB of GPU 0, is guaranteed 4,096 MiB and limited to 12,288 MiB"
     assert str(uses(replace(BORROWER, used_mib=100))) == own.replace("7,168", "100")
     assert str(uses(BORROWER)) == f"{own}; borrows 3,072 MiB"
-    asked = f"is asked since {SINCE} to return it for ml/train, and is evicted at 2026-11-22T09:57:00Z otherwise"
+    asked = f"has been asked since {SINCE} to release it for ml/train, and is evicted at 2026-11-22T09:57:00Z otherwise"
     assert str(uses(ASKED)) == f"{own}; borrows 3,072 MiB; {asked}"
-    assert str(uses(replace(ASKED, return_by="", needed_by=""))).endswith(f"; is asked since {SINCE} to return it")
+    assert str(uses(replace(ASKED, return_by="", needed_by=""))).endswith(
+        f"; has been asked since {SINCE} to release it"
+    )
     differs = replace(BORROWER, enforcement=Enforcement.DRIVER, held=LimitStatus.DIFFERS, found_mib=8192)
     assert limit(differs) == "driver: differs (8,192 MiB instead of 12,288 MiB)"
     assert str(does_not_hold(differs)) == "is limited to 8,192 MiB of GPU 0 instead of 12,288 MiB"

@@ -11,7 +11,8 @@ from gpu_device_plugin.model.contract.node_use import GpuUse
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.report.rules.columns import Tone, columns
 from gpu_device_plugin.report.rules.node_view import sums_of
-from gpu_device_plugin.report.rules.terminal_tables import figures_age, folded, gib, wrapped
+from gpu_device_plugin.report.rules.printing import gib
+from gpu_device_plugin.report.rules.terminal_tables import figures_age, folded, wrapped
 from tests.reports import ASKED, SINCE, part, report
 from tests.views import node_view, pod_on
 

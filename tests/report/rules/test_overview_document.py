@@ -36,6 +36,15 @@ def brief(node: NodeView) -> dict[str, Any]:
     return node_document(node, brief=True)
 
 
+ENDING = {"code": "ending", "tone": "plain", "rank": 15, "text": "ending"}
+HOT = {"code": "unhealthy", "tone": "bad", "rank": 3, "text": "unhealthy: hot", "parameters": {"why": "hot"}}
+
+
+def trespass(mib: int, **more: str) -> dict[str, Any]:
+    text = "was not given this GPU"
+    return {"code": "trespass", "tone": "bad", "rank": 2, "text": text, "parameters": {"amountMiB": mib, **more}}
+
+
 def brief_pods(node: NodeView) -> Any:
     return brief(node)["gpus"][0]["pods"]
 
@@ -56,10 +65,10 @@ def test_the_document_has_everything() -> None:
     assert node.pop("gpus") == [
         {"index": 0, "uuid": "GPU-0", "numa": 1, "healthy": True, "reason": None, "usedShares": 1, "freeShares": 1}
         | card
-        | {"pods": [{**named, "shares": 1, "whole": False, **NO_USE}]},
+        | {"pods": [{**named, "shares": 1, "whole": False, **NO_USE, "states": [ENDING]}], "states": []},
         {"index": 1, "uuid": "GPU-1", "numa": None, "healthy": False, "reason": "hot", "usedShares": 0, "freeShares": 0}
         | card
-        | {"pods": []},
+        | {"pods": [], "states": [HOT]},
     ]
     assert node.pop("sums") == {
         "totalMiB": 8192,
@@ -94,6 +103,15 @@ def test_the_document_has_everything() -> None:
         "instances": [],
         "links": [{"a": 0, "b": 1, "closeness": "nvlink", "nvlinks": 4}],
         "unplaced": [{**named, "shares": 2, "wholeGpus": 0}],
+        "states": [
+            {
+                "code": "gpus-unknown",
+                "tone": "plain",
+                "rank": 14,
+                "text": "2 GiB on GPUs not known yet",
+                "parameters": {"shares": 2},
+            }
+        ],
     }
 
 
@@ -117,6 +135,7 @@ def test_the_document_has_every_figure() -> None:
     assert first["containers"] == [{**spy, "trespassing": True, "overSince": SINCE, **unknown}]
     assert first["strangers"] == [
         {"namespace": "default", "name": "spy", "trespassing": True, **NO_USE, "usedMiB": 700, "overSince": SINCE}
+        | {"states": [trespass(700, since=SINCE)]}
     ]
     (held,) = second["containers"]
     assert [held[key] for key in ("enforcement", "held", "foundMiB", "why")] == [
@@ -179,7 +198,9 @@ def test_pods_have_their_part_of_each_gpu_and_unknown_gpus_count_for_the_node() 
     first, second = shown["gpus"]
     assert (first["usedShares"], first["pods"]) == (5, [{"namespace": "default", "name": "web", "shares": 5}])
     assert (second["usedShares"], second.get("freeShares")) == (15, None)
-    assert second["pods"] == [{"namespace": "ml", "name": "all", "shares": 15, "whole": True, "deleting": True}]
+    assert second["pods"] == [
+        {"namespace": "ml", "name": "all", "shares": 15, "whole": True, "deleting": True, "states": [ENDING]}
+    ]
     assert (shown["usedShares"], shown["sums"]["givenMiB"]) == (24, 24 * 1024)
 
 
@@ -228,7 +249,9 @@ def test_what_one_container_lacks_is_unknown_of_its_pod_and_zero_is_known(
 def test_a_pod_that_uses_a_gpu_that_it_was_not_given_is_a_stranger() -> None:
     parts = (used("thief", used=700, granted=0), used("idle", used=0, granted=0), used("gone", used=10))
     (gpu,) = brief(node_view("n", (15,), pod_on("web", {0: 5}), report=report(*parts)))["gpus"]
-    assert gpu["strangers"] == [{"namespace": "default", "name": "thief", "trespassing": True, "usedMiB": 700}]
+    assert gpu["strangers"] == [
+        {"namespace": "default", "name": "thief", "trespassing": True, "usedMiB": 700, "states": [trespass(700)]}
+    ]
 
 
 def test_where_figures_and_limits_come_from() -> None:

@@ -1,10 +1,10 @@
 /** Shows nodes as cards: a bar for each GPU, on it a part for each pod. */
 
 import { amount, memory, percent } from "./amounts.js";
-import { gpusOf, gpuUseKnown, isIdle, partName, partUseKnown, podToOpen, takesPods, unheld } from "./cluster.js";
+import { gpusOf, gpuUseKnown, partName, partUseKnown, podToOpen, stateOf, takesPods } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { classes, html, keyed, styled } from "./dom.js";
-import { givenSaying, gpuName, gpuSaying, idleBadge, migId, modelsSaying, notesOf, partSaying, placeOf, enforcementHint, enforcementSaying, staleSaying } from "./sayings.js";
+import { badgesOf, givenSaying, gpuName, gpuSaying, migId, modelsSaying, notesOf, partSaying, placeOf, enforcementHint, enforcementSaying, staleSaying, stateSaying } from "./sayings.js";
 import { t } from "./words.js";
 
 // The enforcements that keep a container within its part; all others only ask it to.
@@ -22,21 +22,22 @@ const WHOLE_NAME = 5;
  * @param shallow without its bars
  */
 export function cardOf(node, on, matches, { shallow = false } = {}) {
-  const [rows, notes] = [rowsOf(node), nodeNotes(node)];
+  const rows = rowsOf(node);
+  const badges = badgesOf(node);
+  const notes = (node.states ?? []).filter((state) => !badges.includes(state)).map((state) => [state.tone, stateSaying(node, state)]);
+  const stale = staleSaying(node);
+  if (stale) notes.push(["plain", stale]);
   const row = (gpu) => (gpu.parted ? html`<li class="gpu-head">${t("mig_gpu", { i: gpu.number })}</li>` : rowOf(node, gpu, on, matches));
   return html`<article class=${classes("card", !takesPods(node) && "card-closed")} role="listitem" data-node=${node.name} aria-label=${node.name}
       ${styled({ "--gpus": String(Math.max(1, rows.length)) })}>
       <header class="card-head">
         <h3><button class="node-name" type="button" @click=${() => on.node(node.name)}>${node.name}</button></h3>
         <span class="node-models">${modelsSaying(node)}</span>
-        <span class="badges">${!node.ready && badge("badge-bad", t("not_ready"))}${
-          node.unschedulable && badge("badge-warn", t("cordoned"))}${
-          node.claims && badge("badge-claims", t("serves_claims"))}${
+        <span class="badges">${badges.map((state) => badge(`badge-${state.tone} badge-${state.code}`, stateSaying(node, state, "badge")))}${
           node.limits && badge(KEEPING.includes(node.limits) ? "badge-kept" : "badge-open", enforcementSaying(node.limits), enforcementHint(node.limits))}</span>
         <span class="node-sum">${givenSaying(node)}</span>
       </header>
-      ${node.problem && html`<p class="note note-bad">${node.problem}</p>`}
-      ${notes.length > 0 && html`<div class="node-notes">${notes.map((note) => html`<p class="note note-plain">${note}</p>`)}</div>`}
+      ${notes.length > 0 && html`<div class="node-notes">${notes.map(([tone, text]) => html`<p class=${`note note-${tone}`}>${text}</p>`)}</div>`}
       <ol class="gpus">${shallow ? null : keyed(rows, (gpu) => gpu.parted ?? gpu.uuid ?? String(gpu.index), row)}</ol>
     </article>`;
 }
@@ -57,17 +58,6 @@ function rowsOf(node) {
     rows.push(gpu);
   }
   return rows;
-}
-
-function nodeNotes(node) {
-  const loose = (node.usedShares ?? 0) - node.gpus.reduce((sum, gpu) => sum + (gpu.usedShares ?? 0), 0);
-  const looseMig = (node.instances ?? []).flatMap((offer) => offer.unplaced ?? []).reduce((sum, pod) => sum + pod.instances, 0);
-  return [
-    node.use?.blind && (typeof node.use.blind === "string" ? node.use.blind : t("blind")),
-    loose > 0 && t("loose", { amount: amount(node, loose) }),
-    looseMig > 0 && t("loose_mig", { n: looseMig }),
-    staleSaying(node),
-  ].filter(Boolean);
 }
 
 /** A badge. Its hint, if it has one, is read by the pointer, by the keyboard and aloud. */
@@ -107,7 +97,7 @@ function rowOf(node, gpu, on, matches) {
 
 function freeSaying(node, gpu, open) {
   if (gpu.reason) return t("legend_bad");
-  if (gpu.cordon) return t("cordoned");
+  if (gpu.cordon) return t("badge_cordoned");
   const free = gpu.freeShares ? amount(node, gpu.freeShares) : "";
   return free && open / gpu.totalShares >= ROOMY ? t("bar_free", { free }) : free;
 }
@@ -115,10 +105,9 @@ function freeSaying(node, gpu, open) {
 function partOf(node, gpu, part, on, matching) {
   const mine = part.whole ? gpu.memoryMiB ?? 0 : part.shares * (node.shareMiB ?? 0);
   const known = partUseKnown(node, part) && mine > 0;
-  const pod = podToOpen(part);
+  const [pod, idle] = [podToOpen(part), stateOf(part, "computes-nothing")];
   const look = classes(
-    "part", lookOf(part.namespace), part.overSince && "part-over", part.askedAt && "part-asked", part.whole && "part-whole", unheld(part) && "part-unheld",
-    part.deleting && "part-ending", !matching && "part-dim",
+    "part", lookOf(part.namespace), part.whole && "part-whole", part.states?.map(({ code }) => `part-${code}`).join(" "), !matching && "part-dim",
   );
   // A name that is too long is cut in its middle: both its ends tell what it is.
   const name = part.name ?? t("hidden");
@@ -132,7 +121,7 @@ function partOf(node, gpu, part, on, matching) {
         <span class="part-begin">${name.slice(0, half)}</span>
         <span class="part-end"><bdi dir="ltr">${name.slice(half)}</bdi></span>
       </span>
-      <span class="idle">${isIdle(node, part) && idleBadge(part)}</span>
+      <span class="idle">${idle && stateSaying(node, idle, "badge")}</span>
       <span class="part-use">${use}</span>
       <span class="processors" ?hidden=${!part.smPercent} ${styled({ width: `${Math.min(100, part.smPercent ?? 0)}%` })}></span>
       <span class="meter" ?hidden=${!known}>

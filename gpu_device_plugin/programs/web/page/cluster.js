@@ -71,43 +71,34 @@ export function isWhole(gpu) {
   return (gpu.pods ?? NONE).some((part) => part.whole);
 }
 
-/** Whether a limit that should hold does not. */
-export function unheld(part) {
-  return part.held === "differs" || part.held === "missing";
+/** A state of a node, a GPU or a part by its code; undefined: it is not in it. */
+export function stateOf(subject, code) {
+  return subject.states?.find((state) => state.code === code);
 }
 
 const problems = new WeakMap();
+const isBad = ({ tone }) => tone === "bad";
 
 /**
- * What asks for attention on a node, as a list of {kind, node, gpu, part}; kept with the node: a change replaces it as a whole.
+ * The bad states on a node, as a list of {kind, state, node, gpu, part}; kept with the node: a change replaces it as a whole.
  *
- * `kind` is "node", "bad" (a GPU), "over", "trespass" or "unheld" (a part). `namespaces` are those that it concerns.
+ * `kind` is the state's code, and "node" for the node's own, of which the worst counts. `namespaces` are those that it concerns.
  */
 export function problemsOf(node) {
   const known = problems.get(node);
   if (known !== undefined) return known;
   const found = [];
   const namespacesOn = (gpus) => new Set(gpus.flatMap((gpu) => partsOf(gpu).map((part) => part.namespace ?? "")));
-  if (node.problem || !node.ready) found.push({ kind: "node", node, namespaces: namespacesOn(gpusOf(node)) });
+  const own = node.states?.find(isBad);
+  if (own) found.push({ kind: "node", state: own, node, namespaces: namespacesOn(gpusOf(node)) });
   for (const gpu of gpusOf(node)) {
-    if (gpu.reason) found.push({ kind: "bad", node, gpu, namespaces: namespacesOn([gpu]) });
+    for (const state of gpu.states ?? NONE) if (isBad(state)) found.push({ kind: state.code, state, node, gpu, namespaces: namespacesOn([gpu]) });
     for (const part of partsOf(gpu)) {
-      const kinds = { over: part.overSince, trespass: part.trespassing, unheld: unheld(part) };
-      for (const kind of Object.keys(kinds)) if (kinds[kind]) found.push({ kind, node, gpu, part, namespaces: new Set([part.namespace ?? ""]) });
+      for (const state of part.states ?? NONE) if (isBad(state)) found.push({ kind: state.code, state, node, gpu, part, namespaces: new Set([part.namespace ?? ""]) });
     }
   }
   problems.set(node, found);
   return found;
-}
-
-/** Whether anything on a node asks for attention. */
-export function isTroubled(node) {
-  return problemsOf(node).length > 0;
-}
-
-/** Whether a pod computes nothing with the memory that it holds, as far as that is known. */
-export function isIdle(node, part) {
-  return Boolean(part.idleSince) || (partUseKnown(node, part) && part.usedMiB > 0 && part.smPercent === 0);
 }
 
 /** Whether memory in use on a node is known. */

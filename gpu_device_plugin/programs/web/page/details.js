@@ -2,13 +2,13 @@
 
 import { ageOf, memory, percent } from "./amounts.js";
 import { cardOf, meterOf } from "./cards.js";
-import { gpusOf, partName, partsOf, podToOpen } from "./cluster.js";
+import { gpusOf, partName, partsOf, podToOpen, stateOf } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { classes, html, made, styled } from "./dom.js";
 import { oneStop } from "./keys.js";
 import { gpuPast, incidentList, namespacePast, podPast, remembered } from "./past.js";
 import { planSection } from "./plans.js";
-import { elasticSaying, givenSaying, gpuSaying, idleSaying, migId, modelsSaying, partSaying, placeOf, enforcementSaying } from "./sayings.js";
+import { badgesOf, givenSaying, gpuSaying, migId, modelsSaying, partSaying, placeOf, enforcementSaying, stateSaying } from "./sayings.js";
 import { say, t } from "./words.js";
 
 /** A pod, as api/v1/pods tells it. `plans`: see `planSection`; `past` reads what agents remember. */
@@ -61,18 +61,16 @@ function pair([name, value]) {
 function use(each) {
   const given = each.grantedMiB ?? 0;
   const used = each.usedMiB === undefined ? null : memory(each.usedMiB);
-  const over = each.overSince || each.trespassing;
+  const over = stateOf(each, "over") || stateOf(each, "trespass");
   const words = [
     given ? t("use_of", { used: used ?? "–", given: memory(given) }) : t("part_used", { amount: used ?? "–" }),
     used === null && t("used_unknown"),
     each.smPercent !== undefined && t("part_sm", { percent: percent(each.smPercent / 100) }),
     each.enforcement && enforcementSaying(each.enforcement),
-    each.held && t(`held_${each.held}`),
+    each.held && !stateOf(each, "limit-not-held") && t(`held_${each.held}`),
     each.foundMiB && t("found_limit", { amount: memory(each.foundMiB) }),
-    ...elasticSaying(each),
-    each.idleSince && idleSaying(each),
-    each.overSince && t("part_over", { age: ageOf(each.overSince) }),
-    each.trespassing && t("part_trespass"),
+    each.limitMiB !== undefined && t("part_limit", { amount: memory(each.limitMiB) }),
+    ...(each.states ?? []).map((state) => stateSaying({}, state)),
     each.why,
   ].filter(Boolean).join(" · ");
   // Beyond the guarantee the bar goes on hatched, beyond the limit in red.
@@ -122,7 +120,7 @@ export function nodeDetails(node, open, readAll, past) {
   const pods = gpusOf(node).flatMap((gpu) => partsOf(gpu).map((part) => [gpu, part]));
   return [
     facts([
-      ["state", [!node.ready && t("not_ready"), node.unschedulable && t("cordoned"), node.claims && t("serves_claims")].filter(Boolean).join(" · ")],
+      ["state", badgesOf(node).map((state) => stateSaying(node, state, "badge")).join(" · ")],
       ["gpus", modelsSaying(node)],
       ["given", givenSaying(node)],
       ["share_size", node.shareMiB && memory(node.shareMiB)],

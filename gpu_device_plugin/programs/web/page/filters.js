@@ -1,7 +1,6 @@
 /** Decides which nodes and pods the filters of the address let through. */
 
-import { gpusOf, isTroubled, modelsOf, partName, partsOf, problemsOf } from "./cluster.js";
-import { say } from "./words.js";
+import { gpusOf, modelsOf, partName, partsOf, problemsOf } from "./cluster.js";
 
 /** Whether a node is among those asked for by name and model. An exact name means this node only. */
 export function hasPlace(filters, node, names) {
@@ -24,7 +23,7 @@ export function problemMatches(filters, { node, part }) {
 
 /** Whether a node is shown: it or a pod on it is what the filters ask for. */
 export function isShown(filters, node, names) {
-  if (!hasPlace(filters, node, names) || (filters.trouble && !isTroubled(node))) return false;
+  if (!hasPlace(filters, node, names) || (filters.trouble && !problemsOf(node).length)) return false;
   if (!filters.ns && !filters.q) return true;
   if (!filters.ns && nodeMatches(filters.q, node)) return true;
   return gpusOf(node).some((gpu) => partsOf(gpu).some((part) => partMatches(filters, part, node)));

@@ -2,11 +2,11 @@
 
 import { gpusOf, gpuUseKnown, isWhole, partsOf, takesPods } from "./cluster.js";
 import { byHand, classes, html, made, plain } from "./dom.js";
-import { cellSaying, stateSaying } from "./sayings.js";
+import { cellSaying, closedSaying } from "./sayings.js";
 
 /** The tile of a node. `by`: what the height of a cell shows, "given" or "used". */
 export function tileOf(node, by) {
-  const state = stateSaying(node);
+  const state = closedSaying(node);
   const look = classes("tile", !takesPods(node) && "tile-closed", !node.ready && "tile-down");
   return html`<div class=${look} role="group" data-node=${node.name} aria-label=${state ? `${node.name} (${state})` : node.name}>
       <span class="tile-name" aria-hidden="true">${node.name}</span>

@@ -4,7 +4,7 @@ import { age, secondsSince } from "./amounts.js";
 import { podToOpen } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { html, reconciling } from "./dom.js";
-import { problemPlace, problemSaying, problemSubject } from "./sayings.js";
+import { problemPlace, problemSubject, stateSaying } from "./sayings.js";
 import { say, t } from "./words.js";
 
 const MOST_PROBLEMS = 100;
@@ -49,7 +49,7 @@ export function* showProblems(list, problems, open) {
           <button class="pod-name" type="button" @click=${chosen}>${problemSubject(problem)}</button>
           <span class="wait-age">${problemPlace(problem)}</span>
         </div>
-        <p class="note note-bad">${problemSaying(problem)}</p>
+        <p class="note note-bad">${stateSaying(problem.node, problem.state, "problem")}</p>
       </li>`;
   });
 }

@@ -3,7 +3,7 @@
 import * as address from "./address.js";
 import { setClock } from "./amounts.js";
 import { cardOf, isFilled } from "./cards.js";
-import { Cluster, gpusOf, hasPart, isTroubled, namespacesOf, partsOf } from "./cluster.js";
+import { Cluster, gpusOf, hasPart, namespacesOf, partsOf, problemsOf } from "./cluster.js";
 import { gpuDetails, keyDetails, namespaceDetails, nodeDetails, podDetails } from "./details.js";
 import { html, reconciling, rewrite, show } from "./dom.js";
 import { SidePanel } from "./side_panel.js";
@@ -202,7 +202,7 @@ function matcher(node) {
 /** Whether a node is written as it is, wherever it is shown; from now on it is taken to. */
 function isWritten(node) {
   // Only what is wrong has an age.
-  const now = `${look}\n${isTroubled(node) || staleSaying(node) ? Math.floor(Date.now() / 60_000) : 0}`;
+  const now = `${look}\n${problemsOf(node).length || staleSaying(node) ? Math.floor(Date.now() / 60_000) : 0}`;
   if (written.get(node) === now) return true;
   written.set(node, now);
   return false;

@@ -82,7 +82,7 @@ function containerRows(containers, { step_s: stepS, gpus }, open, end = t("now")
     const total = gpus.find((gpu) => gpu.gpu === each.gpu)?.total_mib ?? 0;
     const pod = open && each.namespace;
     const named = pod ? html`<button class="link" type="button" @click=${() => open.pod(each.namespace, each.pod)}>${nameOf(each)}</button>` : html`<span>${nameOf(each)}</span>`;
-    const where = [t("gpu_name", { i: each.gpu }), each.granted_mib ? t("part_given", { amount: memory(each.granted_mib) }) : t("part_trespass")].join(" · ");
+    const where = [t("gpu_name", { i: each.gpu }), each.granted_mib ? t("part_given", { amount: memory(each.granted_mib) }) : t("state_trespass")].join(" · ");
     return html`<div class=${`spark-of ${lookOf(each.namespace)}`}>
       <p><span class=${`swatch ${lookOf(each.namespace)}`} aria-hidden="true"></span> ${named} <span class="quiet">${where}</span></p>
       ${line("spark_memory", each.used_mib, { most: each.most_mib || total, say: memory, mark: each.granted_mib, stepS })}

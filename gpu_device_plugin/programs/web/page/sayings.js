@@ -1,8 +1,8 @@
 /** Says what a bar, a part or a cell shows: for screen readers, and for the pointer that rests on it. */
 
 import { age, ageOf, amount, memory, percent, secondsSince } from "./amounts.js";
-import { gpuUseKnown, isIdle, isWhole, modelsOf, partName, partsOf, partUseKnown, useKnown } from "./cluster.js";
-import { t } from "./words.js";
+import { gpuUseKnown, isWhole, modelsOf, partName, partsOf, partUseKnown, stateOf, useKnown } from "./cluster.js";
+import { knows, t } from "./words.js";
 
 const ENFORCEMENTS = ["partition", "driver", "mps", "custom", "advisory"];
 
@@ -15,6 +15,22 @@ function podOf(part) {
   return partName(part) ?? t("part_hidden");
 }
 
+// How a parameter of a state is shown, by its name; of others as it is.
+const SHOWN = { since: ageOf, until: (time) => age(-secondsSince(time)), held: (held) => t(`held_${held}`), limits: enforcementSaying };
+
+/**
+ * A state in words. `place`: "badge", "note" and "problem" have words of their own for some states, also for those with a certain
+ * parameter. Of a state that the page has no words for it is what the server says.
+ */
+export function stateSaying(node, state, place = "state", values = {}) {
+  const { code, text, parameters = {} } = state;
+  const key = [place, "state"].flatMap((each) => [...Object.keys(parameters).map((name) => `${each}_${code}_${name}`), `${each}_${code}`]).find(knows);
+  if (key === undefined) return text;
+  const shown = Object.entries(parameters).map(([name, value]) => [name, name.endsWith("MiB") ? memory(value) : name === "shares" ? amount(node, value) : SHOWN[name]?.(value) ?? value]);
+  const rest = code === "asked-to-return" && joined(parameters.until && t("part_until", { age: SHOWN.until(parameters.until) }), parameters.pod && t("part_needed", parameters));
+  return joined(t(key, { usedMiB: "–", amountMiB: "–", by: "?", since: "?", ...Object.fromEntries(shown), ...values }), rest);
+}
+
 /** A GPU in words. */
 export function gpuSaying(node, gpu) {
   const whole = isWhole(gpu);
@@ -23,18 +39,12 @@ export function gpuSaying(node, gpu) {
     whole && t(gpu.mig ? "bar_whole_mig" : "bar_whole"),
     gpuUseKnown(node, gpu) && t("bar_used", { used: memory(gpu.usedMiB) }),
     t("bar_free", { free: amount(node, gpu.freeShares ?? 0) }),
-    gpu.reason && t("bar_bad", { why: gpu.reason }),
-    gpu.cordon && cordonSaying(gpu.cordon),
+    gpu.states && joined(...gpu.states.filter(({ code }) => code === "unhealthy" || code === "cordoned").map((state) => stateSaying(node, state))),
     // A MIG instance is never given as a whole GPU, so that its shares in use keep nobody from that.
     gpu.usedShares > 0 && !whole && !gpu.mig && !gpu.reason && t("bar_fenced_whole"),
     whole && !gpu.resource && t("bar_fenced_shares"),
-    ...partsOf(gpu).filter((part) => part.overSince).map((part) => `${podOf(part)}: ${overFor(part)}`),
+    ...partsOf(gpu).filter((part) => stateOf(part, "over")).map((part) => `${podOf(part)}: ${stateSaying(node, stateOf(part, "over"))}`),
   );
-}
-
-/** Who put a GPU aside, when and why. */
-function cordonSaying({ by, at, why }) {
-  return t(why ? "bar_cordoned_why" : "bar_cordoned", { by: by || "?", age: ageOf(at), why });
 }
 
 export function gpuName(gpu) {
@@ -55,42 +65,14 @@ export function migId(gpu) {
 export function partSaying(node, gpu, part) {
   return joined(
     podOf(part),
-    part.trespassing ? t("part_trespass") : part.whole ? t(gpu.mig ? "part_whole_mig" : "part_whole") : t("part_given", { amount: amount(node, part.shares) }),
+    !part.trespassing && (part.whole ? t(gpu.mig ? "part_whole_mig" : "part_whole") : t("part_given", { amount: amount(node, part.shares) })),
     partUseKnown(node, part) && t("part_used", { amount: memory(part.usedMiB) }),
     part.smPercent !== undefined && t("part_sm", { percent: percent(part.smPercent / 100) }),
-    isIdle(node, part) && idleSaying(part),
-    ...elasticSaying(part),
-    part.overSince && overFor(part),
+    part.limitMiB !== undefined && t("part_limit", { amount: memory(part.limitMiB) }),
+    part.states && joined(...part.states.map((state) => stateSaying(node, state))),
     part.enforcement && enforcementSaying(part.enforcement),
-    part.held && !part.whole && t(`held_${part.held}`),
-    part.deleting && t("part_deleting"),
+    part.held && !part.whole && !stateOf(part, "limit-not-held") && t(`held_${part.held}`),
   );
-}
-
-/** What a part may use beyond its guarantee, borrows and is to return, in words; nothing for one without a limit of its own. */
-export function elasticSaying(part) {
-  if (part.limitMiB === undefined) return [];
-  return [
-    t("part_limit", { amount: memory(part.limitMiB) }),
-    part.borrowedMiB > 0 && t("part_borrows", { amount: memory(part.borrowedMiB) }),
-    part.askedAt && t("part_asked", { age: ageOf(part.askedAt) }),
-    part.returnBy && t("part_until", { age: age(-secondsSince(part.returnBy)) }),
-    part.neededBy && t("part_needed", { pod: part.neededBy }),
-  ].filter(Boolean);
-}
-
-/** That a part is idle, in words: for how long, once its agent says that. */
-export function idleSaying(part) {
-  return part.idleSince ? t("part_idle_for", { age: ageOf(part.idleSince) }) : t("part_idle");
-}
-
-/** The same, as short as it stands on a bar. */
-export function idleBadge(part) {
-  return part.idleSince ? t("idle_for", { age: ageOf(part.idleSince) }) : t("idle");
-}
-
-function overFor(part) {
-  return t("part_over", { age: ageOf(part.overSince) });
 }
 
 export function enforcementSaying(enforcement) {
@@ -98,7 +80,7 @@ export function enforcementSaying(enforcement) {
 }
 
 export function cellSaying(node, gpu) {
-  return t("cell", { node: node.name, i: gpu.index, rest: joined(stateSaying(node), gpuSaying(node, gpu)) });
+  return t("cell", { node: node.name, i: gpu.index, rest: joined(closedSaying(node), gpuSaying(node, gpu)) });
 }
 
 /** What the means of limiting is worth; "" for one that this page does not know. */
@@ -116,16 +98,6 @@ export function problemPlace({ node, gpu, part }) {
   return part ? t("gpu_at", { node: node.name, gpu: placeOf(gpu) }) : "";
 }
 
-/** What the problem is. */
-export function problemSaying({ kind, node, gpu, part }) {
-  const used = part && partUseKnown(node, part) ? memory(part.usedMiB) : "–";
-  if (kind === "node") return node.problem || t("not_ready");
-  if (kind === "bad") return t("bar_bad", { why: gpu.reason });
-  if (kind === "over") return t("problem_over", { used, given: amount(node, part.shares), age: ageOf(part.overSince) });
-  if (kind === "trespass") return part.usedMiB ? t("problem_trespass", { amount: memory(part.usedMiB) }) : t("part_trespass");
-  return t(`held_${part.held}`);
-}
-
 /** How much of a node is given. */
 export function givenSaying(node) {
   const { givenMiB, totalMiB } = node.sums ?? {};
@@ -133,9 +105,14 @@ export function givenSaying(node) {
   return t("sum_of", { given, total });
 }
 
-/** The state of a node in words; "" if it is as it should be. */
-export function stateSaying(node) {
-  return joined(!node.ready && t("not_ready"), node.unschedulable && t("cordoned"));
+/** The states of a node that are badges of its card. */
+export function badgesOf(node) {
+  return (node.states ?? []).filter(({ code }) => knows(`badge_${code}`));
+}
+
+/** Why pods are not scheduled to a node, in words; "" if they are. */
+export function closedSaying(node) {
+  return node.states === undefined ? "" : joined(...badgesOf(node).filter(({ tone }) => tone !== "plain").map((state) => stateSaying(node, state, "badge")));
 }
 
 /** The models of a node, counted. */
@@ -149,28 +126,16 @@ export function staleSaying(node) {
   return seconds > 360 ? t("stale", { age: age(seconds) }) : "";
 }
 
-/** What is to be said below a bar: a list of {tone, text}. */
+/** What is to be said below a bar, the worst first, as a list of {tone, text}: of a GPU all, of its parts what is worth a look. */
 export function notesOf(node, gpu) {
-  const notes = [];
-  if (gpu.reason) notes.push({ tone: "bad", text: t("bar_bad", { why: gpu.reason }) });
-  if (gpu.cordon) notes.push({ tone: "warn", text: cordonSaying(gpu.cordon) });
-  if (gpu.refusal) notes.push({ tone: "warn", text: t("note_refusal", { why: gpu.refusal }) });
+  if (!gpu.states && !partsOf(gpu).some((part) => part.states)) return []; // most have none
+  const found = (gpu.states ?? []).map((state) => ({ ...state, text: stateSaying(node, state, "note") }));
   for (const part of partsOf(gpu)) {
     const pod = podOf(part);
-    if (part.overSince && !part.trespassing) {
-      const [used, given] = [partUseKnown(node, part) ? memory(part.usedMiB) : "–", amount(node, part.shares)];
-      notes.push({ tone: "bad", text: t("note_over", { pod, used, given, age: ageOf(part.overSince) }), part });
-    }
-    if (part.trespassing) {
-      const text = part.usedMiB ? t("note_trespass", { pod, amount: memory(part.usedMiB) }) : t("note_trespass_unknown", { pod });
-      notes.push({ tone: "bad", text, part });
-    }
-    if (part.askedAt) notes.push({ tone: "warn", text: `${pod}: ${elasticSaying(part).slice(1).join(t("list_comma"))}`, part });
-    if (part.held === "differs" || part.held === "missing") {
-      notes.push({ tone: "warn", text: `${pod}: ${t(`held_${part.held}`)}`, part });
+    for (const state of (part.states ?? []).filter(({ tone }) => tone !== "plain")) {
+      const text = stateSaying(node, state, "note", { pod });
+      found.push({ ...state, text: knows(`note_${state.code}`) ? text : `${pod}: ${text}` });
     }
   }
-  if (gpu.unattributedMiB) notes.push({ tone: "plain", text: t("note_other", { amount: memory(gpu.unattributedMiB) }) });
-  if (gpu.limits && gpu.limits !== node.limits) notes.push({ tone: "plain", text: enforcementSaying(gpu.limits) });
-  return notes;
+  return found.sort((a, b) => a.rank - b.rank);
 }

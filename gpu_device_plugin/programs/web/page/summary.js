@@ -7,12 +7,10 @@ import { classes, html, keyed, show } from "./dom.js";
 import { t } from "./words.js";
 
 const MOST_NAMESPACES = 14;
-// Of problems, the worst first.
-const KINDS = ["over", "trespass", "bad", "unheld", "node"];
 
-/** Sorts problems by kind, the worst first. */
+/** Sorts problems, the worst first. */
 export function worstFirst(problems) {
-  return [...problems].sort((a, b) => KINDS.indexOf(a.kind) - KINDS.indexOf(b.kind));
+  return [...problems].sort((a, b) => a.state.rank - b.state.rank);
 }
 
 const ADDED = ["gpus", "freeGpus", "instances", "freeInstances", "totalMiB", "freeMiB"];
@@ -62,7 +60,7 @@ export function showSums(root, all, waiting, chosen) {
   write("whole", counted ? String(all.freeGpus) : "–", counted ? [t("whole_of", { n: all.gpus }), instances].filter(Boolean).join(t("list_comma")) : "");
   const oldest = Math.max(0, ...waiting.map((wait) => secondsSince(wait.since)).filter((seconds) => !Number.isNaN(seconds)));
   write("waiting", String(waiting.length), waiting.length ? t("waiting_oldest", { age: age(oldest) }) : t("waiting_none"), { tone: waiting.length && "warn" });
-  const counts = KINDS.map((kind) => [kind, all.problems.filter((problem) => problem.kind === kind).length]).filter(([, n]) => n);
+  const counts = [...Map.groupBy(worstFirst(all.problems), ({ kind }) => kind)].map(([kind, those]) => [kind, those.length]);
   write("attention", counted ? String(all.problems.length) : "–", counted && !counts.length ? t("attention_none") : "", { tone: counts.length && "bad" });
   show(root.querySelector(".sum-links"), keyed(counts, ([kind]) => kind,
     ([kind, n]) => html`<li><button class="link" type="button" @click=${() => chosen(kind)}>${t(`count_${kind}`, { n })}</button></li>`));

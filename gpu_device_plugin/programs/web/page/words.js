@@ -26,6 +26,11 @@ export function t(key, values = {}) {
   return form.replace(/\{(\w+)\}/g, (_, name) => (typeof values[name] === "number" ? number(values[name]) : values[name]));
 }
 
+/** Whether the page has a text of its own. */
+export function knows(key) {
+  return Object.hasOwn(WORDS[language], key);
+}
+
 /** Returns a message of the server in the language that is spoken; what is none, such as a name in it, is said as it is. */
 export function say(message) {
   const form = WORDS[language].messages?.[message?.code];
