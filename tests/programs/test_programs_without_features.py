@@ -47,7 +47,7 @@ class Seen(NamedTuple):
     checks: AbstractSet[str] = frozenset()
     """Of a cluster, with the codes of their findings, and of a node."""
     keys: AbstractSet[str] = frozenset()
-    """Of ``-o json`` and of the page's first event, with those above them."""
+    """Of ``-o json`` and of the page's first event, with those above them, and the states of nodes, GPUs and pods."""
     routes: AbstractSet[str] = frozenset()
     """Of the page."""
     told: AbstractSet[str] = frozenset()
@@ -79,6 +79,7 @@ OWN: Mapping[str, Seen] = {
             "ResourceClaims: no-slices",
         },
         keys={
+            *(".nodes is claims", "page.nodes.node-c is claims"),
             *(f".nodes.gpus.pods.{each}" for each in ("claims", "pods")),
             *(f"page.nodes.node-c.{each}" for each in ("gpus.pods", "gpus.usedShares", "usedShares", "sums.givenMiB")),
             *(f"page.nodes.node-c.gpus.pods.{each}" for each in ("claims", "name", "namespace", "pods", "shares")),
@@ -106,7 +107,10 @@ OWN: Mapping[str, Seen] = {
         checks={"memory wishes: resize-waits"},
         told={"Container 'main' is guaranteed 2 GiB; it is to have 3 GiB"},
     ),
-    "over_use": Seen(told={"It uses more GPU memory than it was granted: main uses 3 GiB of GPU 1."}),
+    "over_use": Seen(
+        keys={".nodes.gpus.pods is over", "page.nodes.node-a.gpus.pods is over"},
+        told={"It uses more GPU memory than it was granted: main uses 3 GiB of GPU 1."},
+    ),
     "use": Seen(
         checks={"memory use: over-use", "node: memory use"},
         told={"Container 'main' uses 9,000 MiB of GPU 0", "Container 'main' uses 1 MiB of GPU 1"},
