@@ -123,7 +123,7 @@ def coloured(stream: TextIO, environ: Mapping[str, str]) -> bool:
 
 def painted(line: Line, stream: TextIO, *, colour: bool) -> str:
     """Return a line for a stream, with control characters escaped, and in the colour of its tone."""
-    encoding = stream.encoding or "utf-8"
+    encoding = getattr(stream, "encoding", "") or "utf-8"  # what Textual has for sys.stderr says none
     text = printable(line.text).encode(encoding, "replace").decode(encoding)
     code = _CODES.get(line.tone) if colour and text else None
     return text if code is None else f"\x1b[{code}m{text}\x1b[0m"

@@ -38,6 +38,10 @@ def filled_in() -> Iterator[re.Pattern[str]]:
             parts = [each.value if isinstance(each, ast.Constant) else None for each in node.values]
             if len(" ".join(str(part) for part in parts if part).split()) > 1:
                 yield re.compile("".join(".+" if part is None else re.escape(str(part)) for part in parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            pieces = re.split(r"\{[a-z_]+\}", node.value)
+            if len(pieces) > 1 and len(" ".join(pieces).split()) > 1:
+                yield re.compile(".+".join(map(re.escape, pieces)))
 
 
 def test_what_we_are_said_to_print_stands_in_the_source() -> None:

@@ -25,7 +25,7 @@ SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 WORDS: dict[str, dict[str, str]] = {
     name: json.loads((PAGE / f"{name}.json").read_text(encoding="utf-8")) for name in ("en", "zh")
 }
-del WORDS["zh"]["messages"]  # see tests/programs/web/test_messages.py
+del WORDS["zh"]["messages"]  # see tests/report/rules/test_messages.py
 STATES = dict(
     each
     for path in (*PAGE.parents[2].glob("features/*/report.py"), PAGE.parents[2] / "report" / "rules" / "state_words.py")

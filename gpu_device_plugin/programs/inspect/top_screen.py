@@ -9,8 +9,10 @@ import asyncio
 import os
 import re
 import signal
+import sys
 from dataclasses import replace
 from functools import partial
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.segment import Segment
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     """Explains a pod, ``namespace/name``."""
 
 _NARROWEST = 40
+_LOOK_S = 1.0
+"""How often it is looked whether the terminal is there."""
 _STYLES: Mapping[Tone, Style] = {
     Tone.PLAIN: Style(),
     Tone.HEADING: Style(bold=True),
@@ -79,14 +83,27 @@ async def draw(picture: Picture, again: Again, why: Why, *, interval_s: float, e
     """
     if not environ.get("NO_COLOR"):
         os.environ.pop("NO_COLOR", None)  # Textual takes an empty one for a wish
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)  # they do not change with the terminal
+    if isinstance(sys.__stderr__, TextIOWrapper):  # which Textual draws on; six characters for one would break lines
+        sys.__stderr__.reconfigure(errors="replace")
     app, loop = Top(picture, again, why, interval_s), asyncio.get_running_loop()
     # A signal that is ignored stays so: nohup ignores SIGHUP.
     taken = [each for each in _CODES if signal.getsignal(each) != signal.SIG_IGN]
     for number in taken:
         loop.add_signal_handler(number, partial(app.exit, return_code=_CODES[number]))
+
+    async def until_it_is_gone() -> None:
+        """End it with its terminal, also where SIGHUP is ignored: Textual would go on."""
+        while sys.stdin.isatty():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(_LOOK_S)
+        app.exit()
+
+    watching = asyncio.create_task(until_it_is_gone())
     try:
         await app.run_async()
     finally:
+        watching.cancel()
         for number in taken:
             loop.remove_signal_handler(number)
     return app.return_code or 0

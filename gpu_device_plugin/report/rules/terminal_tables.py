@@ -48,7 +48,7 @@ def folded_rows(nodes: Iterable[NodeView], width: int) -> list[Line]:
 
 
 def gpu_rows(node: NodeView) -> Iterable[Row]:
-    """Yield a row for each group of equal GPUs of a node."""
+    """Yield the rows of one node, of which only the first has its name."""
     states = [each for each in node_states(node) if each.word]
     if node.candidate.gpus.fault:
         yield Row((node.name, *(_NOTHING,) * 6, node.candidate.gpus.fault), Tone.BAD)

@@ -94,6 +94,11 @@ class Terminal:
             pass
         return self.process.returncode
 
+    def hang_up(self) -> None:
+        """Take the terminal away, as when its window is closed."""
+        os.close(self._master)
+        self._master = os.open(os.devnull, os.O_RDONLY)
+
     def attributes(self) -> list[Any]:
         return termios.tcgetattr(self._slave)
 
@@ -357,6 +362,14 @@ def test_top_goes_on_after_a_hangup_under_nohup(world: World) -> None:
         assert shown.end() == 0
 
 
+def test_top_ends_with_its_terminal_where_hangups_are_ignored(world: World) -> None:
+    world.has(node("gpu-1", gpu(0)))
+    with terminal(world, "top", "--interval", "0.5", command=NOHUP) as shown:
+        shown.until("gpu-1")
+        shown.hang_up()
+        assert shown.process.wait(stretched(20)) in {0, 1}  # nobody reads how it ended
+
+
 def test_top_stops_and_goes_on(world: World) -> None:
     """As after Ctrl-Z and fg."""
     world.has(node("gpu-1", gpu(0)))
@@ -393,6 +406,38 @@ def test_top_fits_every_size_that_the_terminal_takes(world: World) -> None:
         shown.resize(60, 12)
         shown.process.send_signal(signal.SIGWINCH)
         shown.until("\x1b[12;1H\x1b[1;35;49m q ")  # the last line
+        shown.press("q")
+        assert shown.end() == 0
+
+
+def test_top_has_the_size_of_its_terminal_whatever_the_environment_says(world: World) -> None:
+    world.has(node("gpu-1", gpu(0)))
+    with terminal(world, "top", width=60, height=12, environ={"COLUMNS": "200", "LINES": "50"}) as shown:
+        shown.until("\x1b[12;1H\x1b[1;35;49m q ")  # the last line
+        shown.press("q")
+        assert shown.end() == 0
+        assert "\x1b[13;1H" not in shown.written
+
+
+def test_top_writes_what_its_terminal_can_show(world: World) -> None:
+    world.has(node("gpu-1", gpu(0)), pod("a" * 100, 5, on="gpu-1", idx=0), pod("\u540d", 5, on="gpu-1", idx=0))
+    with terminal(world, "top", environ={"PYTHONIOENCODING": "ascii"}) as shown:
+        shown.until("all rows")
+        shown.press("q")
+        assert shown.end() == 0
+        assert "default/aaa" in shown.written
+        assert "default/?" in shown.written
+        assert "\\u" not in shown.written
+
+
+def test_top_explains_a_pod_beside_a_node_that_cannot_be_read(world: World) -> None:
+    strange = node("gpu-1", gpu(0))
+    strange["metadata"]["annotations"]["gpu-device-plugin/use"] = "{{"
+    world.has(strange, pod("a", 5, on="gpu-1", idx=0))
+    with terminal(world, "top", width=120) as shown:
+        shown.until("default/a ")
+        shown.press("\r")
+        shown.until("default/a is on node gpu-1")
         shown.press("q")
         assert shown.end() == 0
 

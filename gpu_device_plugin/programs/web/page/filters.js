@@ -1,6 +1,7 @@
 /** Decides which nodes and pods the filters of the address let through. */
 
 import { gpusOf, modelsOf, partName, partsOf, problemsOf } from "./cluster.js";
+import { say } from "./words.js";
 
 /** Whether a node is among those asked for by name and model. An exact name means this node only. */
 export function hasPlace(filters, node, names) {
