@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.features.claims.claimed_gpus import with_claims
 from gpu_device_plugin.features.claims.contract import DRIVER, Claim, Consumer, Device, DeviceRequest, device_name
-from gpu_device_plugin.features.report_features import REPORT_FEATURES
+from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.model.contract.node_use import NO_REPORT, NodeReport
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.nodes import NodeRecord
@@ -108,7 +108,7 @@ def serving_view(
             NodeRecord(name, name, address="10.0.0.8", ready=True),
             occupants,
             report=report,
-            features=REPORT_FEATURES,
+            features=REPORT.facts,
         ),
         claims,
     )

@@ -1,11 +1,14 @@
-"""What is told of pods, with all features."""
+"""What is told of pods and asked of clusters, with all features."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS
-from gpu_device_plugin.features.report_features import REPORT_FEATURES
+from gpu_device_plugin.features.report_features import REPORT
+from gpu_device_plugin.programs.doctor.rules import cluster_checks, node_checks
+from gpu_device_plugin.programs.inspect.inspect_program import commands
 from gpu_device_plugin.report import why_pod
 from gpu_device_plugin.report.rules import node_answers, pod_causes
 
@@ -21,15 +24,21 @@ if TYPE_CHECKING:
     from gpu_device_plugin.report.rules.node_view import NodeView
     from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
+COMMANDS = commands(REPORT)
+CLUSTER_CHECKS = cluster_checks.checks(REPORT.cluster_checks)
+NODE_CHECKS = node_checks.checks(REPORT.node_checks)
+
+examine_partly = partial(cluster_checks.examine_partly, of_features=REPORT.cluster_checks, on_pods=REPORT.pod_checks)
+
 
 def causes(
     pod: Pod, status: SchedulingStatus, resources: Iterable[Resource], nodes: Mapping[str, NodeView] | None
 ) -> tuple[list[Finding], GpuRequest | None]:
-    return pod_causes.causes(pod, status, resources, nodes, REPORT_FEATURES)
+    return pod_causes.causes(pod, status, resources, nodes, REPORT.facts)
 
 
 def answers(asked: Iterable[tuple[NodeView, GpuRequest, Kept]], policy: str, most: int) -> list[NodeAnswer]:
-    return node_answers.answers(asked, policy, most, REPORT_FEATURES)
+    return node_answers.answers(asked, policy, most, REPORT.facts)
 
 
 def why(
@@ -42,4 +51,4 @@ def why(
     **more: Any,
 ) -> why_pod.Why:
     followed = {} if claims is None else {RESOURCE_CLAIMS: claims}
-    return why_pod.why(pod, status, resources, nodes, followed=followed, features=REPORT_FEATURES, **more)
+    return why_pod.why(pod, status, resources, nodes, followed=followed, features=REPORT.facts, **more)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.features.report_features import REPORT_FEATURES
+from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
 from gpu_device_plugin.model.contract.node_use import NO_REPORT, NodeReport
@@ -110,7 +110,7 @@ def node_view(
         ),
         ordered,
         report=report,
-        features=REPORT_FEATURES,
+        features=REPORT.facts,
     )
 
 
@@ -178,7 +178,7 @@ def mig_view(
         occupants,
         report=report,
         instance_pods=tuple(each for each in pods if isinstance(each, InstancePod)),
-        features=REPORT_FEATURES,
+        features=REPORT.facts,
     )
 
 

@@ -1,20 +1,36 @@
-"""A command of `kubectl inspect gpushare`: its arguments, what else is checked of them, and what runs it."""
+"""Commands of `kubectl inspect gpushare`: their arguments, what runs them, and what they read with a user's rights."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gpu_device_plugin.commandline import say
+from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, NotFoundError
+from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
+from gpu_device_plugin.kubernetes.objects.api_objects import readable
+from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS
+from gpu_device_plugin.kubernetes.objects.pod_details import pod_and_status
+from gpu_device_plugin.report.followed_cluster import cluster
 from gpu_device_plugin.report.rules.columns import Line
+from gpu_device_plugin.report.rules.extension import foreign_annotations
+from gpu_device_plugin.report.rules.finding import Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
+
+    import msgspec
 
     from gpu_device_plugin.kubernetes.kubectl import Access
+    from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.report.followed_cluster import FollowedCluster, FollowedKind
+    from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus
 
     Arguments = Callable[[argparse._ActionsContainer], object]
     """Adds arguments to a parser."""
@@ -41,6 +57,34 @@ class Command:
     """In the order of its help."""
     check: Callable[[argparse.Namespace], None] = lambda _: None
     """Completes what was parsed; raises UsageError if the arguments contradict each other."""
+    after: str = "why"
+    """The command behind which that of a feature stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A flag without a value that has a command of others do something else instead."""
+
+    command: str
+    name: str
+    """Without its dashes."""
+    what: str
+    run: Callable[[argparse.Namespace, Access, Sequence[Resource]], Awaitable[Output]]
+    check: Callable[[argparse.Namespace], None]
+
+    def given(self, arguments: argparse.Namespace) -> bool:
+        """Whether it is given."""
+        return arguments.command.name == self.command and bool(getattr(arguments, self.name))
+
+    def on(self, command: Command) -> Command:
+        """Return the command with it."""
+
+        def check(arguments: argparse.Namespace) -> None:
+            command.check(arguments)
+            if self.given(arguments):
+                self.check(arguments)
+
+        return replace(command, arguments=(*command.arguments, switch(f"--{self.name}", self.what)), check=check)
 
 
 def argument(names: str, **options: Any) -> Arguments:
@@ -81,3 +125,106 @@ NAMESPACE = argument("-n --namespace", help="of the pod or workload; default: th
 AS_JSON = argument("-o --output", choices=("json",), default="summary", help="all data, for machines")
 YES = switch("--yes", "with --apply or --drain: do not ask")
 DRY_RUN = switch("--dry-run", "only print what would be done")
+
+
+# --- What they read with the rights of a user ------------------------------------------------------------------------
+
+MISSING_RIGHT = "right-missing"
+"""The code of the finding that the reader lacks a right."""
+GRANT = (
+    "an administrator gives it with the ClusterRole gpushare-viewer (deploy/viewer.yaml): "
+    "kubectl create clusterrolebinding gpushare-viewer --clusterrole=gpushare-viewer --user=USER"
+)
+"""How a right comes that a reader lacks."""
+
+
+def unread(error: Exception) -> Unknown:
+    """Return the missing right if a call failed for one; else the message of the failure, or of who denied it."""
+    if not isinstance(error, ForbiddenError) or error.denied:
+        said = f"{error.call}: {error.said}" if isinstance(error, ForbiddenError) and error.said else str(error)
+        return Unknown("unreadable", "{problem}", problem=said)
+    return Unknown(
+        MISSING_RIGHT,
+        "{problem}",
+        "ask an administrator of the cluster for it; docs/doctor.md has the commands that grant all rights needed here",
+        problem=error.call.missing_right,
+    )
+
+
+@contextlib.contextmanager
+def needed(why: str) -> Iterator[None]:
+    """Read what needs rights to the whole cluster; if one is missing, say which, and why it is needed.
+
+    Raises:
+        ClusterUnreadableError: a right is missing.
+    """
+    try:
+        yield
+    except ForbiddenError as error:
+        raise ClusterUnreadableError(f"{error.call.missing_right}: {why}; {GRANT}") from error
+
+
+async def every_node_and_pod(access: Access, why: str) -> tuple[list[msgspec.Raw], list[msgspec.Raw]]:
+    """Return all nodes and all pods that have not ended; `why` says in the error what all of them are needed for.
+
+    Raises:
+        ClusterUnreadableError: a right is missing.
+    """
+    with needed(why):
+        return await access.items(NODES), await access.items(PODS, NOT_ENDED)
+
+
+async def cluster_of(
+    raw_nodes: Sequence[msgspec.Raw],
+    raw_pods: Sequence[msgspec.Raw],
+    resources: Sequence[Resource],
+    access: Access,
+    namespace: str = "",
+    *,
+    features: Sequence[ReportFeature] = (),
+    kind: FollowedKind | None = None,
+) -> FollowedCluster:
+    """Return the cluster with a further kind, of one namespace or all, and warn of objects that cannot be read."""
+    found, warnings = cluster(raw_nodes, raw_pods, resources, features, kind)
+    for warning in (*warnings, *await add_more(found, access, namespace)):
+        say(sys.stderr, f"warning: {warning}")
+    return found
+
+
+async def all_of(kind: FollowedKind | None, access: Access, namespace: str = "") -> tuple[list[Any] | None, list[str]]:
+    """Return the objects of a kind, and a sentence for each unreadable one; None, and why: none is read."""
+    if kind is None:
+        return [], []
+    warnings: list[str] = []
+    try:
+        raw = await access.items(kind.kind, namespace=namespace)
+    except ApiError as error:
+        return None, [kind.absent if isinstance(error, NotFoundError) else str(unread(error))]
+    return list(readable(raw, kind.read, kind.called, warnings)), warnings
+
+
+async def add_more(cluster: FollowedCluster, access: Access, namespace: str = "") -> list[str]:
+    """Add the objects of its further kind, if a node needs these; return a sentence for each unreadable one."""
+    if not cluster.needs_more or cluster.kind is None:
+        return []
+    found, warnings = await all_of(cluster.kind, access, namespace)
+    cluster.more.replace(found or [])
+    return [cluster.kind.unseen(warnings[0])] if found is None else warnings
+
+
+async def named_pod(
+    access: Access, namespace: str, name: str, resources: Sequence[Resource], features: Sequence[ReportFeature] = ()
+) -> tuple[Pod, SchedulingStatus]:
+    """Return one pod.
+
+    Raises:
+        ClusterUnreadableError: it cannot be read, or does not exist.
+    """
+    try:
+        return pod_and_status(
+            await access.get(PODS, name, namespace=namespace), resources, foreign_annotations(features)
+        )
+    except ApiError as error:
+        raise ClusterUnreadableError(
+            f"pod {namespace}/{name} cannot be read: {unread(error)}; if it is in another namespace, name that with -n"
+        ) from error

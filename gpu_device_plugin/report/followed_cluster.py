@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.features.claims.claim_objects import read_claim
-from gpu_device_plugin.features.claims.claimed_gpus import pools, waits_for_ours, with_claims
 from gpu_device_plugin.kubernetes.objects.api_objects import readable
 from gpu_device_plugin.kubernetes.objects.decoding import NodeReader, PodReader
 from gpu_device_plugin.kubernetes.objects.pod_details import brief, scheduling_status
@@ -29,7 +27,8 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from gpu_device_plugin.features.claims.contract import Claim
+    from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind
+    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus
@@ -78,11 +77,34 @@ class FollowedPod:
         return self.pod.resource_version
 
 
+@dataclass(frozen=True, slots=True)
+class FollowedKind:
+    """Objects of a feature that are followed where a node needs them."""
+
+    kind: ObjectKind
+    called: str
+    """An object of this kind, with its article."""
+    absent: str
+    """What is said where the API server has no such kind."""
+    unseen: Callable[[str], str]
+    """What is missing without them, given why, as a sentence without its full stop."""
+    read: Callable[[msgspec.Raw], Any]
+    """Raises UnreadableObjectError."""
+    needed: Callable[[NodeGpus], bool]
+    """By a node with these GPUs."""
+    nodes: Callable[[Any], Iterable[str]]
+    """The names of the nodes that one concerns."""
+    waits: Callable[[Any], bool]
+    """Whether pods that name it wait for our GPUs."""
+    shown: Callable[[NodeView, Iterable[Any]], NodeView]
+    """A node with those that concern it."""
+
+
 class FollowedCluster:
     """The nodes that share GPUs and the pods that ask for them.
 
-    `nodes`, `pods` and `claims` are the stores of reflectors, which read objects with `read_node`, `read_pod` and
-    `read_claim`. Claims matter only where a node `serves_claims`.
+    `nodes`, `pods` and `more` are the stores of reflectors, which read objects with `read_node`, `read_pod` and the
+    `kind`. The latter matters only where a node needs it.
     """
 
     def __init__(
@@ -90,11 +112,13 @@ class FollowedCluster:
         resources: Sequence[Resource],
         features: Sequence[ReportFeature] = (),
         *,
+        kind: FollowedKind | None = None,
         wall_s: Callable[[], float] = time.time,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin without nodes and pods; `wall_s` returns seconds since the epoch."""
         self.resources = tuple(resources)
+        self.kind = kind
         self._features, self._foreign = features, foreign_annotations(features)
         self._wall_s = wall_s
         self._on_change = on_change
@@ -109,23 +133,23 @@ class FollowedCluster:
         self._waiting: dict[str, FollowedPod] = {}
         self.phases: dict[str, str] = {}
         """The phase of each pod by its uid."""
-        self._serving: set[str] = set()
-        self._claims: dict[str, Claim] = {}
-        self._claims_on: dict[str, dict[str, Claim]] = {}
-        """By node those that take devices of it, by their uids."""
+        self._needing: set[str] = set()
+        self._more: dict[str, Any] = {}
+        self._more_on: dict[str, dict[str, Any]] = {}
+        """By node those that concern it, by their uids."""
         self._instances_on: dict[str, dict[str, InstancePod]] = {}
         """By node the pods that hold whole MIG instances, by their uids."""
         self._touched: set[str] = set()
         self._mark = 0
         self.waiting_version = 0
-        """Grows with every change of a waiting pod, and of a claim."""
+        """Grows with every change of a waiting pod, and of an object of the further kind."""
         self._sorted: tuple[int, Sequence[FollowedPod]] = (0, ())
         """The waiting pods as of a version: every reader of a page asks for them."""
         replace_nodes = replacing(self._nodes.values, self.put_node, self.remove_node)
-        replace_claims = replacing(self._claims.values, self.put_claim, self.remove_claim)
+        replace_more = replacing(self._more.values, self.put_more, self.remove_more)
         self.nodes: Store[FollowedNode] = Store(replace_nodes, self.put_node, self.remove_node)
         self.pods: Store[FollowedPod] = Store(self.replace_pods, self.put_pod, self.remove_pod)
-        self.claims: Store[Claim] = Store(replace_claims, self.put_claim, self.remove_claim)
+        self.more: Store[Any] = Store(replace_more, self.put_more, self.remove_more)
 
     # --- Objects of the API ------------------------------------------------------------------------------------------
 
@@ -161,15 +185,6 @@ class FollowedCluster:
             pod, status = replace(pod, annotations={}), replace(status, ignored=(*status.ignored, _OVERWRITTEN))
         return FollowedPod(pod, status, problems)
 
-    @staticmethod
-    def read_claim(raw: msgspec.Raw) -> Claim:
-        """Read a ResourceClaim from its JSON, without what it says to drivers: up to 320 KiB that nobody is shown.
-
-        Raises:
-            UnreadableObjectError: it is none.
-        """
-        return replace(read_claim(raw), parameters=())
-
     # --- Reading ------------------------------------------------------------------------------------------------------
 
     @property
@@ -200,7 +215,7 @@ class FollowedCluster:
             instance_pods=tuple(sorted(holders, key=lambda pod: (pod.namespace, pod.name, pod.uid))),
             features=self._features,
         )
-        return with_claims(view, self._claims_on.get(name, {}).values())
+        return view if self.kind is None else self.kind.shown(view, self._more_on.get(name, {}).values())
 
     @property
     def instance_pods(self) -> Sequence[tuple[str, InstancePod]]:
@@ -208,20 +223,21 @@ class FollowedCluster:
         return [(node, pod) for node, pods in self._instances_on.items() for pod in pods.values()]
 
     @property
-    def serves_claims(self) -> bool:
-        """Whether a node gives its GPUs to ResourceClaims, so that these have to be followed."""
-        return bool(self._serving)
+    def needs_more(self) -> bool:
+        """Whether a node needs the further kind, so that it has to be followed."""
+        return bool(self._needing)
 
-    def claims_of(self, namespace: str = "") -> Sequence[Claim]:
-        """Return the claims of a namespace, or of all."""
-        return [claim for claim in self._claims.values() if namespace in {"", claim.namespace}]
+    def more_of(self, namespace: str = "") -> Sequence[Any]:
+        """Return the objects of the further kind of a namespace, or of all."""
+        return [each for each in self._more.values() if namespace in {"", each.namespace}]
 
     @property
     def waiting(self) -> Sequence[FollowedPod]:
         """The pods without a node that ask for GPUs by limits or claims, the oldest first."""
         version, found = self._sorted
         if version != self.waiting_version:
-            claims = {(claim.namespace, claim.name) for claim in self._claims.values() if waits_for_ours(claim)}
+            more = () if self.kind is None else filter(self.kind.waits, self._more.values())
+            claims = {(each.namespace, each.name) for each in more}
             asking = (
                 each
                 for each in self._waiting.values()
@@ -266,7 +282,8 @@ class FollowedCluster:
         self._nodes[node.name] = node
         gpus = gpus_of_node(node.annotations, node.labels, memory, count)
         self.fleet.put_node(node.name, gpus)
-        (self._serving.add if gpus.claims else self._serving.discard)(node.name)
+        needed = self.kind is not None and self.kind.needed(gpus)
+        (self._needing.add if needed else self._needing.discard)(node.name)
         if before != node:
             self._touched.add(node.name)
             self._on_change()
@@ -275,7 +292,7 @@ class FollowedCluster:
         """Remove a node."""
         if self._nodes.pop(node.name, None) is not None:
             self.fleet.remove_node(node.name)
-            self._serving.discard(node.name)
+            self._needing.discard(node.name)
             self._touched.add(node.name)
             self._on_change()
 
@@ -338,34 +355,35 @@ class FollowedCluster:
         if before != holder:
             self._touched.add(node)
 
-    def put_claim(self, claim: Claim) -> None:
-        """Add or update a claim."""
-        before = self._claims.get(claim.uid)
-        self._claims[claim.uid] = claim
-        if before == claim:
+    def put_more(self, each: Any) -> None:
+        """Add or update an object of the further kind."""
+        before = self._more.get(each.uid)
+        self._more[each.uid] = each
+        if before == each:
             return
         self.waiting_version += 1
         self._take_off(before)
-        for node in pools(claim):
-            self._claims_on.setdefault(node, {})[claim.uid] = claim
+        for node in self._nodes_of(each):
+            self._more_on.setdefault(node, {})[each.uid] = each
             self._touched.add(node)
         self._on_change()
 
-    def remove_claim(self, claim: Claim) -> None:
-        """Remove a deleted claim."""
+    def remove_more(self, each: Any) -> None:
+        """Remove a deleted object of the further kind."""
         self.waiting_version += 1
-        self._take_off(self._claims.pop(claim.uid, None))
+        self._take_off(self._more.pop(each.uid, None))
         self._on_change()
 
-    def _take_off(self, claim: Claim | None) -> None:
-        if claim is None:
-            return
-        for node in pools(claim):
-            on_node = self._claims_on[node]
-            del on_node[claim.uid]
+    def _take_off(self, each: Any) -> None:
+        for node in self._nodes_of(each):
+            on_node = self._more_on[node]
+            del on_node[each.uid]
             if not on_node:
-                del self._claims_on[node]
+                del self._more_on[node]
             self._touched.add(node)
+
+    def _nodes_of(self, each: Any) -> Iterable[str]:
+        return () if each is None or self.kind is None else self.kind.nodes(each)
 
 
 def cluster(
@@ -373,9 +391,10 @@ def cluster(
     raw_pods: Iterable[msgspec.Raw],
     resources: Sequence[Resource],
     features: Sequence[ReportFeature] = (),
+    kind: FollowedKind | None = None,
 ) -> tuple[FollowedCluster, list[str]]:
     """Return nodes with the pods that hold GPUs by limits, and a sentence for each object that could not be read."""
-    state = FollowedCluster(resources, features)
+    state = FollowedCluster(resources, features, kind=kind)
     warnings: list[str] = []
     for node in readable(raw_nodes, state.read_node, "a node", warnings):
         state.put_node(node)

@@ -14,9 +14,9 @@ import pytest
 from gpu_device_plugin import cli
 from gpu_device_plugin.features.conflicts.rules import OTHERS
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
-from gpu_device_plugin.programs.inspect.inspect_program import COMMANDS
 from tests.deploy.manifests import DEPLOY, documents
 from tests.docs.pages import DOCS, ROOT, blocks, commands, pages, text_of
+from tests.reporting import COMMANDS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.programs.doctor.rules import cluster_checks as diagnosing_cluster
-from gpu_device_plugin.programs.doctor.rules import node_checks as diagnosing_node
 from gpu_device_plugin.report.rules.finding import EXIT_CODES, Severity, examine, lines
 from tests.docs.pages import DOCS, blocks, text_of
 from tests.names import MEM
 from tests.programs.doctor.rules.test_node_checks import GPUS, WELL, agent
+from tests.reporting import CLUSTER_CHECKS, NODE_CHECKS
 
 PAGE = text_of(DOCS / "doctor.md")
 _, ON_A_NODE, IN_THE_CLUSTER = re.split(r"^## .*$", PAGE, flags=re.MULTILINE)
@@ -23,9 +22,7 @@ def rows(text: str, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in found.splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("text", "checks"), [(ON_A_NODE, diagnosing_node.CHECKS), (IN_THE_CLUSTER, diagnosing_cluster.CHECKS)]
-)
+@pytest.mark.parametrize(("text", "checks"), [(ON_A_NODE, NODE_CHECKS), (IN_THE_CLUSTER, CLUSTER_CHECKS)])
 def test_every_check_is_explained(text: str, checks: dict[str, object]) -> None:
     told = {name for cell, *_ in rows(text, "Check") for name in re.findall(r"`([^`]+)`", cell)}
     assert told == set(checks) - {"API server"} | ({"API server"} & told)
@@ -44,5 +41,5 @@ def test_what_is_shown_is_what_a_doctor_prints() -> None:
     inventory = replace(WELL.inventory, gpus=older, driver_version="580.95.05")
     ill = replace(WELL, inventory=inventory, agent=agent(streams={MEM: False}))
     assert len(GPUS) == 2
-    printed = [line.text for line in lines(examine(diagnosing_node.CHECKS, ill))]
+    printed = [line.text for line in lines(examine(NODE_CHECKS, ill))]
     assert [line for line in shown.splitlines() if line not in printed] == []

@@ -12,12 +12,12 @@ from gpu_device_plugin.features.history.rules.slowness import slowness
 from gpu_device_plugin.model.contract.node_use import GpuUse
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.programs.inspect.arguments import parse
-from gpu_device_plugin.programs.inspect.inspect_program import COMMANDS
 from gpu_device_plugin.report.rules.terminal_tables import SORTS, folded
 from tests.docs.pages import DOCS, blocks, text_of
 from tests.histories import hour, used_by
 from tests.programs.inspect.test_inspect_program import World, asking_mig, gpu, node, parted, pod
 from tests.programs.inspect.test_why_slow import PLACE
+from tests.reporting import COMMANDS
 from tests.reports import SINCE, part, report, written
 from tests.slow_pods import CAUSES, NOW
 from tests.views import node_view, pod_on

@@ -13,8 +13,8 @@ from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.model.telemetry import GpuTelemetry, TelemetryGroup, Throttle
 from gpu_device_plugin.programs.doctor.doctor_program import DoctorPlace, examined
-from gpu_device_plugin.programs.doctor.rules.node_checks import CHECKS
 from gpu_device_plugin.report.rules.finding import examine
+from tests.reporting import NODE_CHECKS as CHECKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,10 +14,10 @@ from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.model.gpus import Closeness
 from gpu_device_plugin.model.memory import shares_of
 from gpu_device_plugin.model.telemetry import SLOWING, GpuTelemetry, TelemetryGroup, Throttle
-from gpu_device_plugin.programs.doctor.rules.node_checks import CHECKS
 from tests.nvml_mock import Mock, need_library
 from tests.patience import eventually, stretched
 from tests.programs.doctor.rules.test_node_checks import WELL
+from tests.reporting import NODE_CHECKS as CHECKS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from gpu_device_plugin.features.claims.claim_objects import read_claim
+from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
 from gpu_device_plugin.model.contract.keys import ALLOCATION, INSTANCES, NODE_GPUS, NODE_USE
 from gpu_device_plugin.model.contract.nodegpus import NodeGpus, write_node_gpus
@@ -39,7 +40,7 @@ class World:
     def __init__(self) -> None:
         self.now_s = NOW_S
         self.changes = 0
-        self.followed = FollowedCluster(RESOURCES, wall_s=lambda: self.now_s, on_change=self._count)
+        self.followed = FollowedCluster(RESOURCES, kind=REPORT.kind, wall_s=lambda: self.now_s, on_change=self._count)
         self.versions = 0
 
     def _count(self) -> None:
@@ -64,7 +65,7 @@ class World:
             if body["kind"] == "Node":
                 self.followed.nodes.put(self.node(body))
             elif body["kind"] == "ResourceClaim":
-                self.followed.claims.put(self.claim(body))
+                self.followed.more.put(self.claim(body))
             else:
                 self.followed.pods.put(self.pod(body))
 
@@ -253,8 +254,8 @@ def test_claims_are_followed_from_one_node_to_another(world: World) -> None:
     world.put(claim_json("c", whole_json(1, "n2"), pods=("web",)))
     assert (world.held("n1"), world.held("n2")) == ([], [("default/web", Usage(whole=(1,)))])
     assert world.followed.changed() == ["n1", "n2"]
-    assert [str(claim) for claim in world.followed.claims_of("default")] == ["default/c"]
-    assert world.followed.claims_of("other") == []
+    assert [str(claim) for claim in world.followed.more_of("default")] == ["default/c"]
+    assert world.followed.more_of("other") == []
 
 
 def test_a_claim_that_stays_as_it_was_changes_nothing(world: World) -> None:
@@ -269,17 +270,17 @@ def test_a_claim_that_stays_as_it_was_changes_nothing(world: World) -> None:
 
 def test_claims_that_are_gone_take_nothing(world: World) -> None:
     world.put(serving_node("n1"), claim_json("a", part_json(0, "4Gi")), claim_json("b", part_json(1, "2Gi")))
-    world.followed.claims.remove(world.claim(claim_json("a", part_json(0, "4Gi"))))
+    world.followed.more.remove(world.claim(claim_json("a", part_json(0, "4Gi"))))
     assert world.held("n1") == [("default/claim:b", Usage(((1, 2),)))]
     world.followed.changed()
-    world.followed.claims.replace([world.claim(claim_json("c", part_json(0, "1Gi")))])
+    world.followed.more.replace([world.claim(claim_json("c", part_json(0, "1Gi")))])
     assert world.held("n1") == [("default/claim:c", Usage(((0, 1),)))]
     assert world.followed.changed() == ["n1"]
-    world.followed.claims.remove(world.claim(claim_json("unknown")))
+    world.followed.more.remove(world.claim(claim_json("unknown")))
 
 
 def serves(world: World) -> bool:
-    return world.followed.serves_claims
+    return world.followed.needs_more
 
 
 def test_claims_matter_while_a_node_serves_them(world: World) -> None:
@@ -333,7 +334,7 @@ def test_a_node_that_gives_only_instances_is_shown_with_the_pods_that_have_them(
 def test_a_cluster_that_is_read_once_tells_what_could_not_be_read(world: World) -> None:
     nodes = [world.raw(node("gpu-1", annotations={NODE_GPUS: ONE_OF_MIG})), msgspec.Raw(b'{"metadata": {}}')]
     pods = [world.raw(each) for each in (with_mig("a", "MIG-0", node="gpu-1"), with_mig("w"))]
-    state, warnings = cluster(nodes, pods, RESOURCES)
+    state, warnings = cluster(nodes, pods, RESOURCES, kind=REPORT.kind)
     (view,) = state.views
     assert [(str(each), each.held) for each in view.instance_pods] == [("default/a", frozenset({"MIG-0"}))]
     assert [each.name for each in state.waiting_pods] == ["w"]

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from gpu_device_plugin.feature_list import settings_of
-from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES, EXTENDER_SETTINGS
-from gpu_device_plugin.features.report_features import EXTENDER_KNOBS
+from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES
 from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.verbs import Verbs
 from gpu_device_plugin.settings.extender import ExtenderSettings
@@ -52,13 +51,6 @@ def test_with_a_feature_its_settings_go(name: str) -> None:
         return {knob.name for knob in knobs_of(settings_of(left, ExtenderSettings))}
 
     assert settings() - settings(name) == SETTINGS.get(name, set())
-
-
-def test_who_reads_the_configuration_of_an_extender_knows_the_settings_of_its_features() -> None:
-    of_features = {knob.name for knob in knobs_of(EXTENDER_SETTINGS)} - {
-        knob.name for knob in knobs_of(ExtenderSettings)
-    }
-    assert {knob.name for knob in EXTENDER_KNOBS} == of_features
 
 
 def test_a_feature_that_does_nothing_changes_nothing() -> None:

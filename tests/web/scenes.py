@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from gpu_device_plugin.features.history.contract import IncidentKind, IncidentList
-from gpu_device_plugin.features.report_features import REPORT_FEATURES
+from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.model.contract.cordons import Cordon
 from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, NodeReport, NodeUse
 from gpu_device_plugin.model.limits import LimitStatus
@@ -184,7 +184,7 @@ def stated(node: Json) -> Json:
         ],
         amount=str,
         report=NodeReport(known(enforcement=means[node.get("limits")], gpus=limits), read if use else None, 10.0),
-        features=REPORT_FEATURES,
+        features=REPORT.facts,
     )
 
     def told(document: Json, states: list[State]) -> Json:

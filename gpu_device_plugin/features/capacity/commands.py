@@ -28,8 +28,20 @@ from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.api_objects import readable
 from gpu_device_plugin.kubernetes.objects.decoding import PODS, PodReader
 from gpu_device_plugin.model.contract.keys import MOVE_REFUSED, MOVE_TO, READ_BY_AGENT
-from gpu_device_plugin.report.commands import AS_JSON, NAMESPACE, YES, Command, Output, argument, either, switch, valued
-from gpu_device_plugin.report.reading import cluster_of, every_node_and_pod, unread
+from gpu_device_plugin.report.commands import (
+    AS_JSON,
+    NAMESPACE,
+    YES,
+    Command,
+    Output,
+    argument,
+    cluster_of,
+    either,
+    every_node_and_pod,
+    switch,
+    unread,
+    valued,
+)
 from gpu_device_plugin.report.rules.printing import counted
 from gpu_device_plugin.scheduler.rules.packing import finished
 from gpu_device_plugin.scheduler.rules.usage import usage_of
@@ -46,6 +58,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.kubernetes.kubectl import Access
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.report.followed_cluster import FollowedKind
     from gpu_device_plugin.report.rules.columns import Line
     from gpu_device_plugin.report.rules.node_view import NodeView
 
@@ -59,7 +72,7 @@ async def plan_moves(arguments: argparse.Namespace, access: Access, resources: S
         ClusterUnreadableError: a right is missing, or the pod does not wait for GPUs.
         ApiError: the cluster cannot be read.
     """
-    _, found = await arranged(access, resources)
+    _, found = await arranged(access, resources, arguments.parts.kind)
     if arguments.nodes_free:
         one = finished(planning(found.sites, NodesFree(arguments.nodes_free), found.budgets))
         goal = f"{counted(arguments.nodes_free, 'node')} without GPU pods"
@@ -86,16 +99,19 @@ async def plan_moves(arguments: argparse.Namespace, access: Access, resources: S
 async def arranged(
     access: Access,
     resources: Sequence[Resource],
+    kind: FollowedKind | None,
     as_if: Callable[[NodeView], NodeView] = lambda view: view,
 ) -> tuple[Sequence[NodeView], Arrangement]:
     """Return the nodes that share GPUs, and what decides about moves there; `as_if` changes the nodes first.
+
+    Pods have room by objects of a `kind`, too; see `cluster_of`.
 
     Raises:
         ClusterUnreadableError: a right is missing.
         ApiError: the cluster cannot be read.
     """
     raw_nodes, raw_pods = await every_node_and_pod(access, "a plan needs all of them")
-    views = [as_if(view) for view in (await cluster_of(raw_nodes, raw_pods, resources, access)).views]
+    views = [as_if(view) for view in (await cluster_of(raw_nodes, raw_pods, resources, access, kind=kind)).views]
     budgets: Sequence[msgspec.Raw] = ()
     try:
         budgets = await access.items(BUDGETS)

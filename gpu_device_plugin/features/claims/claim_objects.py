@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,17 +26,27 @@ from gpu_device_plugin.kubernetes.objects.quantity import whole_quantity
 from gpu_device_plugin.kubernetes.objects.requests import LONGEST_NAME, LONGEST_UID, fits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from gpu_device_plugin.kubernetes.kubectl import Access
 
 GROUP = "resource.k8s.io"
 CLAIMS = ObjectKind(RESOURCE_CLAIMS, group=GROUP)
 SLICES = ObjectKind("resourceslices", group=GROUP)
+_CLASSES = ObjectKind("deviceclasses", group=GROUP)
 
 _MIB = 1 << 20
 
 
 class _Shape(msgspec.Struct, rename="camel", gc=False):
     pass
+
+
+class _ClassSpec(_Shape):
+    extended_resource_name: str | None = None
+
+
+class _DeviceClass(_Shape):
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: _ClassSpec = msgspec.field(default_factory=_ClassSpec)
 
 
 class _Capacity(_Shape):
@@ -231,12 +242,34 @@ ABSENT = f"this cluster has none ({GROUP}/v1 comes with Kubernetes 1.34)"
 """Why ResourceClaims cannot be read where the API server does not know them."""
 
 
-def readable_claims(raw_claims: Iterable[msgspec.Raw]) -> tuple[list[Claim], list[str]]:
-    """Return claims, and a sentence for each that cannot be read."""
-    warnings: list[str] = []
-    return list(readable(raw_claims, read_claim, "a ResourceClaim", warnings)), warnings
-
-
 def unseen(why: str) -> str:
     """Return what is missing without claims, as a sentence without its full stop."""
     return f"ResourceClaims are not shown, so GPU usage may be under-reported: {why}"
+
+
+def read_shown_claim(raw: msgspec.Raw) -> Claim:
+    """Read a ResourceClaim from its JSON, without what it says to drivers: up to 320 KiB that nobody is shown.
+
+    Raises:
+        UnreadableObjectError: it is none.
+    """
+    return replace(read_claim(raw), parameters=())
+
+
+async def every_claim(access: Access, *_: object) -> tuple[Claim, ...]:
+    """Return all claims that can be read. Raises ApiError."""
+    return tuple(readable(await access.items(CLAIMS), read_claim, "a ResourceClaim", []))
+
+
+async def our_slices(access: Access, *_: object) -> tuple[Present, ...]:
+    """Return the slices of our driver. Raises ApiError, and UnreadableObjectError."""
+    return tuple(map(read_slice, await access.items(SLICES, [f"spec.driver={DRIVER}"])))
+
+
+async def extended_resources(access: Access, *_: object) -> dict[str, str]:
+    """Return the extended resource of each DeviceClass by the name of the class, empty: none.
+
+    Raises ApiError, and UnreadableObjectError.
+    """
+    found = await access.every(_CLASSES, _DeviceClass)
+    return {each.metadata.name: each.spec.extended_resource_name or "" for each in found}

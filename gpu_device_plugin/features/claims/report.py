@@ -301,20 +301,20 @@ _FIRST_WITH_CDI_ON = (2, 0, 0)
 _LOG = "see the log of its agent"
 
 
-def claims(
+def claims(  # noqa: PLR0917 - what a check reads
     nodes: Sequence[ExaminedNode],
     present: Sequence[Claim] | Unknown,
     slices: Sequence[Present] | Unknown,
     classes: Mapping[str, str] | Unknown,
-    *,
-    resources: tuple[str, str],
-    version: str,
+    memory: str,
+    count: str,
+    version: str | Unknown,
 ) -> Iterator[Finding]:
     """Yield what keeps claims from being served.
 
     `slices` are those of our driver: its pools have the names of their nodes, and of each the newest generation is
-    valid. `classes` has the extended resource of each DeviceClass, empty if it has none; `resources` are memory and
-    count, and `version` is that of the API server.
+    valid. `classes` has the extended resource of each DeviceClass, empty if it has none; `memory` and `count` name
+    the resources, and `version` is that of the API server.
     """
     serving = [node for node in nodes if node.gpus.claims]
     asked_to = [node for node in nodes if node.labels.get(SERVE_LABEL) == BY_CLAIMS]
@@ -324,6 +324,7 @@ def claims(
         yield warning("not-serving-yet", text, advice, nodes=not_yet)
     yield from _orphans(present, {node.name for node in serving})
     known = () if isinstance(present, Unknown) else present
+    known_version = "" if isinstance(version, Unknown) else version
     ours = [claim for claim in known if any(request.device_class in _CLASSES for request in claim.requests)]
     if pending := tuple(str(claim) for claim in ours if not claim.allocated):
         text = "{claims:ResourceClaim waits|ResourceClaims wait} for GPUs: {claims}"
@@ -334,10 +335,10 @@ def claims(
     if not serving:
         return
     found = [
-        *([slices] if isinstance(slices, Unknown) else _slices(slices, serving, version)),
-        *([classes] if isinstance(classes, Unknown) else _classes(classes, serving, resources[1])),
+        *([slices] if isinstance(slices, Unknown) else _slices(slices, serving, known_version)),
+        *([classes] if isinstance(classes, Unknown) else _classes(classes, serving, count)),
         *_runtimes(serving),
-        *_remembered(serving, *resources),
+        *_remembered(serving, memory, count),
     ]
     yield from found
     if not found:

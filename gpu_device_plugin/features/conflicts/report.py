@@ -9,18 +9,21 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.conflicts.rules import OTHERS
+from gpu_device_plugin.features.conflicts.settings import ConflictSettings
 from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules.extension import ReportFeature
-from gpu_device_plugin.report.rules.finding import Finding, literal, note
+from gpu_device_plugin.report.rules.finding import Finding, error, grouped, literal, note, ok, warning
 from gpu_device_plugin.report.rules.printing import MOST_NAMED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from gpu_device_plugin.features.conflicts.rules import Detection
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.rules.extension import SchedulingStatus
+    from gpu_device_plugin.settings.node import NodeSettings
 
 
 _OF_OTHERS = ("nvidia.com/*", "amd.com/gpu", "volcano.sh/vgpu-*", *(name for each in OTHERS for name in each.resources))
@@ -143,3 +146,26 @@ class ConflictsReport(ReportFeature):
     ) -> Iterable[Finding]:
         yield from asks_for_others(status.limits, resources, offered)
         yield from annotated_for_others(status.of_others, status.scheduler, resources)
+
+
+def others(detected: Iterable[tuple[Detection, str]]) -> Iterator[Finding]:
+    """Check that nobody else was detected who hands out the GPUs of nodes that share them, given with their names."""
+    found = grouped((sighting.other, name) for sighting, name in detected)
+    for other, names in found.items():
+        text = "{other} hands out GPUs too, on {nodes}"
+        yield error("other-plugin", text, other.off, other=other.name, nodes=names)
+    if not found:
+        yield ok("no-other-plugin", "no other plugin hands out GPUs of labelled nodes")
+
+
+def others_here(settings: NodeSettings, found: Iterable[Detection]) -> Iterator[Finding]:
+    """Check the same on one node."""
+    for sighting in found:
+        if settings.of(ConflictSettings).allow_other_plugins:
+            advice = "make sure that each has GPUs of its own: --exclude-gpus"
+            yield warning("other-plugin-allowed", "{problem}, which is allowed", advice, problem=sighting.finding)
+        else:
+            text = "{problem}, so that the agent shares none"
+            yield error("other-plugin", text, sighting.other.off, problem=sighting.finding)
+    if not found:
+        yield ok("no-other-plugin", "no other plugin hands out GPUs here")

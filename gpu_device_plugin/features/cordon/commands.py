@@ -17,8 +17,7 @@ from gpu_device_plugin.kubernetes.writers.own_node import OwnNode
 from gpu_device_plugin.model.contract.cordons import LONGEST_REASON, Cordon, cordon_of, read_cordons, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS, MalformedAnnotationError
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.report.commands import DRY_RUN, YES, Command, Output, argument, switch, valued
-from gpu_device_plugin.report.reading import unread
+from gpu_device_plugin.report.commands import DRY_RUN, YES, Command, Output, argument, switch, unread, valued
 from gpu_device_plugin.report.rules.printing import counted, first, gpu_names, short_uuid
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node, with_cordons
 from gpu_device_plugin.settings.knobs import UsageError
@@ -83,7 +82,7 @@ async def cordon(arguments: argparse.Namespace, access: Access, resources: Seque
             return view
         return replace(view, candidate=replace(view.candidate, gpus=with_cordons(view.candidate.gpus, marks)))
 
-    views, found = await arranged(access, resources, as_if)
+    views, found = await arranged(access, resources, arguments.parts.kind, as_if)
     pods = [pod for view in views if view.name == name for pod in view.instance_pods]
     made, staying = _drain(found, name, target, pods)
     if not made.moves and not staying:

@@ -29,9 +29,17 @@ from gpu_device_plugin.model.contract.keys import (
     MEMORY_LIMIT,
     RESIZE_BOUND,
 )
-from gpu_device_plugin.report.commands import NAMESPACE, PODS_OF_KUBECTL, Command, Output, argument, switch
+from gpu_device_plugin.report.commands import (
+    NAMESPACE,
+    PODS_OF_KUBECTL,
+    Command,
+    Output,
+    argument,
+    named_pod,
+    switch,
+    unread,
+)
 from gpu_device_plugin.report.followed_cluster import cluster
-from gpu_device_plugin.report.reading import named_pod, unread
 from gpu_device_plugin.report.rules.printing import counted
 from gpu_device_plugin.scheduler.rules.usage import growable
 from gpu_device_plugin.settings.knobs import UsageError

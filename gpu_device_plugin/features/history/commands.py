@@ -28,11 +28,21 @@ from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.api_objects import Named
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
-from gpu_device_plugin.report.commands import AS_JSON, NODE, Command, Output, argument, switch
-from gpu_device_plugin.report.reading import MISSING_RIGHT, needed, unread
+from gpu_device_plugin.report.commands import (
+    AS_JSON,
+    MISSING_RIGHT,
+    NODE,
+    Command,
+    Option,
+    Output,
+    argument,
+    needed,
+    unread,
+)
 from gpu_device_plugin.report.rules.columns import Line, Tone
 from gpu_device_plugin.report.rules.finding import Unknown
 from gpu_device_plugin.report.rules.printing import first
+from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -210,12 +220,17 @@ def _json(document: object) -> list[str]:
     return json.dumps(msgspec.to_builtins(document), indent=2).splitlines()
 
 
-HISTORY = switch("--history", f"draw {contract.LAST_HOUR} of GPUs and pods, once")
-"""Of the command top."""
+def _check_history(arguments: argparse.Namespace) -> None:
+    if arguments.sort_by or arguments.interval is not None:
+        raise UsageError(f"--history: it draws {contract.LAST_HOUR} once; leave out --sort-by and --interval")
+
+
+HISTORY = Option("top", "history", f"draw {contract.LAST_HOUR} of GPUs and pods, once", history, _check_history)
 
 INCIDENT = Command(
     "incident",
     "list incidents on GPUs, or show one",
     incidents,
     (NODE, argument("pod", nargs="?", metavar="NAME", help="show this incident, also without its node"), AS_JSON),
+    after="top",
 )

@@ -15,8 +15,7 @@ from gpu_device_plugin.kubernetes.objects.api_objects import ApiObject, Named
 from gpu_device_plugin.kubernetes.objects.decoding import decoded
 from gpu_device_plugin.kubernetes.writers.workloads import NOTEBOOK, SCALED
 from gpu_device_plugin.model.contract.keys import NOTEBOOK_STOPPED, REPLICAS_BEFORE_IDLE
-from gpu_device_plugin.report.commands import NAMESPACE, Command, Output, argument
-from gpu_device_plugin.report.reading import unread
+from gpu_device_plugin.report.commands import NAMESPACE, Command, Output, argument, unread
 from gpu_device_plugin.report.rules.printing import counted
 from gpu_device_plugin.settings.knobs import UsageError
 

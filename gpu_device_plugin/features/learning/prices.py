@@ -16,8 +16,7 @@ from gpu_device_plugin.kubernetes.objects.decoding import NodeReader, PodReader
 from gpu_device_plugin.model.contract.keys import READ_ON_NODES, READ_ON_PODS
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.times import epoch_s
-from gpu_device_plugin.report.commands import AS_JSON, Command, Output
-from gpu_device_plugin.report.reading import every_node_and_pod
+from gpu_device_plugin.report.commands import AS_JSON, Command, Output, every_node_and_pod
 from gpu_device_plugin.report.rules.columns import Layout, Line, Row, table
 from gpu_device_plugin.report.rules.printing import counted, first, printable
 from gpu_device_plugin.scheduler.rules.candidate import candidate, gpus_of_node

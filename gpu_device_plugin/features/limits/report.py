@@ -12,11 +12,13 @@ from gpu_device_plugin.features.limits.rules.enforcement import (
     lacks,
     wanted_enforcement,
 )
+from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.features.use.report import DETAILS, details, does_not_hold
 from gpu_device_plugin.model.contract.keys import SET_LIMITS_LABEL
 from gpu_device_plugin.model.contract.node_use import not_held
 from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus, summary
+from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.node.rules.node_config import ignored_labels
 from gpu_device_plugin.report.rules.columns import Tone
 from gpu_device_plugin.report.rules.extension import ReportFeature
@@ -27,12 +29,11 @@ from gpu_device_plugin.report.rules.state_words import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
 
-    from gpu_device_plugin.features.limits.settings import LimitSettings
     from gpu_device_plugin.model.contract.node_use import ContainerUse
     from gpu_device_plugin.model.gpus import Gpu, Inventory
     from gpu_device_plugin.report.rules.node_view import ExaminedNode, GpuView, NodeView
+    from gpu_device_plugin.settings.node import NodeSettings
 
 _GUIDE = "docs/guide.md says what each enforcement needs (How a memory limit is enforced)"
 _LIMITING_TOOLKIT = (1, 20, 1)
@@ -94,21 +95,36 @@ def limits(nodes: Iterable[ExaminedNode], by_profile: Mapping[str, str]) -> Iter
         )
 
 
-def limits_here(
-    settings: LimitSettings,
+def limits_here(  # noqa: PLR0917 - what a check reads
+    every: NodeSettings,
     labels: Mapping[str, str],
     inventory: Inventory,
-    given: Mapping[int, Gpu],
-    *,
-    instances: AbstractSet[int],
+    gpus: Sequence[Gpu],
+    mode: MigMode,
     mps: Callable[[Gpu], str],
     toolkit: str | Unknown,
+    driver_problem: str,
+    extra_grant_problem: str,
+    invented: bool,  # noqa: FBT001 - as above
+    with_driver_limits: tuple[str, ...],
 ) -> Iterator[Finding]:
     """Check by which means the memory limits of containers hold on one node, and why.
 
-    `given` are the GPUs and MIG instances that pods can get, the latter whole where they are among `instances`; `mps`
-    says why MPS cannot limit one, and `toolkit` the version of NVIDIA's container toolkit; empty: it is not installed.
+    `gpus` are the GPUs and MIG instances that pods can get; `mps` says why MPS cannot limit one, and `toolkit` the
+    version of NVIDIA's container toolkit; empty: it is not installed.
     """
+    if extra_grant_problem:
+        text = "the agent does not start: {problem}"
+        yield error("extra-grant-unusable", text, "correct it, or empty extra_grant", problem=extra_grant_problem)
+        return
+    if invented:
+        yield ok("invented", "invented GPUs have none")
+        return
+    if driver_problem:
+        yield Unknown("no-driver", "advisory as long as no driver answers")
+        return
+    settings, given, whole = every.of(LimitSettings), dict(enumerate(gpus)), mode is MigMode.WHOLE
+    instances = {position for position, gpu in given.items() if whole and gpu.instance is not None}
     if ignored := ignored_labels(labels).get(SET_LIMITS_LABEL):
         yield warning("label-ignored", "{problem}", "correct the label, or remove it", problem=ignored)
     want, refuse = wanted_enforcement(settings.limits, labels), settings.limits_fallback == REFUSE
@@ -141,6 +157,7 @@ def limits_here(
     else:
         soft = Enforcement.CUSTOM in present
         yield (note if soft else ok)("limits-soft" if soft else "limits", "{limits}", limits=summary(made))
+    yield from left_from_before(inventory, with_driver_limits, toolkit)
 
 
 def _by_the_driver(version: str, toolkit: str | Unknown) -> Finding:

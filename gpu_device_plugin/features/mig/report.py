@@ -202,14 +202,20 @@ _SEEING = (
 )
 
 
-def mig(
-    gpus: Sequence[Gpu], names: Mapping[str, str], label: str, mode: MigMode, *, node: str, present: Mapping[str, int]
+def mig(  # noqa: PLR0917 - what a check reads
+    gpus: Sequence[Gpu],
+    names: Mapping[str, str],
+    labels: Mapping[str, str],
+    mode: MigMode,
+    node: str,
+    present: Mapping[str, int],
 ) -> Iterator[Finding]:
     """Check each GPU of a node in MIG mode, if it has one: its instances, and how pods get them.
 
-    `names` are those of GPUs and instances for people, by UUID; `label` is the value of the node's label for MIG, and
-    `mode` what is in force; the kernel module lists to everybody how many GPU instances are `present` on each GPU.
+    `names` are those of GPUs and instances for people, by UUID; `labels` are the node's, and `mode` is in force;
+    the kernel module lists to everybody how many GPU instances are `present` on each GPU.
     """
+    label = labels.get(MIG_LABEL, "")
     parents = [gpu for gpu in gpus if gpu.mig]
     if parents and label and label not in list(MigMode):
         text = "the node label {label} is ignored: its value is none of {modes}"

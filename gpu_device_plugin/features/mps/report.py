@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.limits.rules.enforcement import asked_of
-from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
+from gpu_device_plugin.features.limits.rules.enforcement import asked_enforcement, asked_of
+from gpu_device_plugin.features.limits.settings import LimitSettings
+from gpu_device_plugin.features.mps.contract import STATE_FILE, MpsGpu, MpsStatus
+from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.report.rules.finding import Finding, error, ok, warning
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from gpu_device_plugin.report.rules.node_view import ExaminedNode
+    from gpu_device_plugin.settings.node import NodeSettings
 
 _START_MPS = (
     "kubectl apply -f deploy/optional/mps.yaml, patch the agents with deploy/patches/mps-agent.yaml, and see "
@@ -40,14 +43,19 @@ def supervisors(
 
 
 def supervisor(
-    daemons: Mapping[str, MpsGpu] | str, names: Mapping[str, str], left: Iterable[str], file: str, *, asked: bool
+    settings: NodeSettings,
+    labels: Mapping[str, str],
+    daemons: Mapping[str, MpsGpu] | str,
+    names: Mapping[str, str],
+    left: Iterable[str],
 ) -> Iterator[Finding]:
-    """Check the supervisor of a node, if it is `asked` for, and its daemon on each GPU, or why there is none.
+    """Check the supervisor of a node, if its limits are to be those of MPS, and its daemon on each GPU.
 
-    GPUs are `left` by a supervisor, as a `file` says, which no longer runs and did not give them back; `names` are
+    GPUs are `left` by a supervisor, as its file says, which no longer runs and did not give them back; `names` are
     those of GPUs for people. All are by UUID.
     """
-    if not asked:
+    if asked_enforcement(labels, settings.of(LimitSettings).limits) is not Enforcement.MPS:
+        file = str(settings.of(MpsSettings).mps_dir / STATE_FILE)
         for uuid in left:
             yield warning(
                 "mps-left",

@@ -8,7 +8,7 @@ from gpu_device_plugin.model.contract.keys import OVER_USE
 from gpu_device_plugin.model.contract.node_use import trespasses
 from gpu_device_plugin.report.rules.columns import Tone
 from gpu_device_plugin.report.rules.extension import ReportFeature
-from gpu_device_plugin.report.rules.finding import note
+from gpu_device_plugin.report.rules.finding import note, ok, warning
 from gpu_device_plugin.report.rules.state_words import State
 
 if TYPE_CHECKING:
@@ -57,3 +57,15 @@ class OverUseReport(ReportFeature):
         positions: Sequence[int],  # noqa: ARG002
     ) -> Iterable[Finding]:
         return told_over_use(pod)
+
+
+def over_used(pods: Iterable[Pod], namespace: str) -> Iterable[Finding]:
+    """Return what agents wrote on pods that use more than they were granted."""
+    advice = "kubectl inspect gpushare why {pod}"
+    over = [(pod, told) for pod in pods for told in told_over_use(pod)]
+    where = " in namespace {namespace}" if namespace else ""
+    within = f"no agent wrote on a pod{where} that it uses more GPU memory than it was granted"
+    return [
+        warning(told.code, f"{{pod}}: {told.text}", advice, pod=f"{pod.namespace}/{pod.name}", **told.parameters)
+        for pod, told in over
+    ] or [ok("use", within, namespace=namespace)]

@@ -26,6 +26,7 @@ from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
 from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.features.over_use.settings import OverUseSettings
+from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import Hardware, MonitorTimings
@@ -51,7 +52,7 @@ from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
 from gpu_device_plugin.node.rules.node_config import mig_mode
 from gpu_device_plugin.node.rules.serving_mode import ServingMode
 from gpu_device_plugin.programs.doctor import node_reading
-from gpu_device_plugin.programs.doctor.rules.node_checks import CHECKS
+from gpu_device_plugin.programs.doctor.rules.node_checks import checks
 from gpu_device_plugin.programs.doctor.rules.symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles, node_seen
 from gpu_device_plugin.report.rules.finding import Unknown, examine, exit_code, report
 from gpu_device_plugin.settings.knobs import UsageError
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.model.allocations import Allocation
     from gpu_device_plugin.model.gpus import Inventory
     from gpu_device_plugin.model.telemetry import GpuTelemetry
+    from gpu_device_plugin.report.rules.extension import Check
     from gpu_device_plugin.settings.node import NodeSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
 
@@ -187,17 +189,23 @@ def _problem(look: Callable[[], object], *errors: type[Exception]) -> str:
 
 
 def main(
-    settings: NodeSettings, where: DoctorPlace, *, agents_running: int | None, as_json: bool, profiles: Profiles
+    settings: NodeSettings,
+    where: DoctorPlace,
+    *,
+    agents_running: int | None,
+    as_json: bool,
+    profiles: Profiles,
+    of_features: Sequence[Check] = REPORT.node_checks,
 ) -> int:
     """Examine this node and print the findings; return the exit code.
 
-    `agents_running` is None where processes are not visible.
+    `agents_running` is None where processes are not visible. `of_features` are their checks.
     """
     with suppress(OSError):
         # In the agent's container we share its memory limit: at that limit the kernel has to kill us, not the agent.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     symptoms = asyncio.run(examined(settings, where, agents_running, profiles))
-    findings = examine(CHECKS, symptoms)
+    findings = examine(checks(of_features), symptoms)
     show(report(findings, as_json=as_json), os.environ)
     return exit_code(findings)
 

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from gpu_device_plugin.features.claims.claim_objects import CLAIMS, GROUP, SLICES, read_slice, readable_claims
-from gpu_device_plugin.features.claims.contract import DRIVER
 from gpu_device_plugin.features.conflicts.rules import sightings
-from gpu_device_plugin.features.history.commands import histories
+from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.kubernetes.agent_reader import AGENT_LABELS
 from gpu_device_plugin.kubernetes.client.errors import ApiError
 from gpu_device_plugin.kubernetes.objects.api_objects import ApiObject, Condition, ConfigMap, Container, Named, PodSpec
@@ -50,11 +48,12 @@ from gpu_device_plugin.programs.doctor.rules.symptoms import (
     node_seen,
 )
 from gpu_device_plugin.programs.inspect.uninstall import mig_resources
-from gpu_device_plugin.report.reading import unread
+from gpu_device_plugin.report.commands import unread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+    from gpu_device_plugin.features.report_features import Read
     from gpu_device_plugin.kubernetes.kubectl import Access
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.model.resources import Resource
@@ -86,20 +85,25 @@ _KUBE_SCHEDULER = "kube-scheduler"
 """The container beside the extender in our own scheduler's pods."""
 
 
-async def symptoms_in(
+async def symptoms_in(  # noqa: PLR0917 - what the doctor reads
     access: Access,
     resources: Sequence[Resource],
     raw_nodes: Iterable[msgspec.Raw],
     raw_pods: Iterable[msgspec.Raw],
     agents_namespace: str = AGENT_NAMESPACE,
+    reads: Iterable[tuple[str, Read]] = REPORT.reads,
 ) -> ClusterSymptoms:
-    """Return the symptoms in nodes and pods, and read what else belongs to them, which may be unknown."""
+    """Return the symptoms in nodes and pods, and read what else belongs to them, which may be unknown.
+
+    `reads` are those of features, by the names of their symptoms.
+    """
     names = {resource.kind: resource.name for resource in resources}
     nodes = [_node(raw, frozenset(names.values())) for raw in raw_nodes]
     every = [(decoded(raw, _Pod), raw) for raw in raw_pods]
     pods = [pod for pod, _ in every]
     parts = {pod.name: pod.part for pod in pods if pod.part}
     extending = [pod for pod in pods if pod.part and pod.part[0] in {_SCHEDULER, _EXTENDER}]
+    ours = [raw for pod, raw in every if pod.part == (_AGENT, False)]
     places = sorted({name.partition("/")[0] for name in parts}) or ["gpushare"]
     sharing = {node.name for node in nodes if node.shares_gpus}
     groups = {group_of(node.labels) for node in nodes if node.shares_gpus} - {""}
@@ -129,13 +133,8 @@ async def symptoms_in(
         policies=await _known(access.every(_POLICIES, Named), _names),
         supervisors=tuple(_seen(pod) for pod in pods if pod.part and pod.part[0] == _SUPERVISOR),
         limits_by_profile=await _limits_by_profile(access, places),
-        claims=await _known(access.items(CLAIMS), lambda raw: tuple(readable_claims(raw)[0])),
-        slices=await _known(access.items(SLICES, [f"spec.driver={DRIVER}"]), lambda raw: tuple(map(read_slice, raw))),
-        device_classes=await _known(
-            access.every(ObjectKind("deviceclasses", group=GROUP), _Object), _extended_resources
-        ),
         karpenter=await _known(_karpenter(access), lambda found: found),
-        histories=await histories(access, [raw for pod, raw in every if pod.part == (_AGENT, False)], agents_namespace),
+        **{name: await _known(read(access, ours, agents_namespace), lambda found: found) for name, read in reads},
     )
 
 
@@ -371,11 +370,6 @@ async def _texts(access: Access, place: str, name: str) -> list[tuple[str, str]]
     raw = await access.items(ObjectKind("configmaps"), [f"metadata.name={name}"], namespace=place)
     found = (config for config in (decoded(each, ConfigMap) for each in raw) if config.metadata.name == name)
     return [file for config in found for file in (config.data or {}).items()]
-
-
-def _extended_resources(found: Iterable[_Object]) -> dict[str, str]:
-    """Return the extended resource of each DeviceClass by the name of the class, empty: none."""
-    return {each.metadata.name: each.spec.get("extendedResourceName") or "" for each in found}
 
 
 _KARPENTER = "karpenter.sh"

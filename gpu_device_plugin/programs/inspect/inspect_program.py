@@ -12,45 +12,45 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin.commandline import FAILED, OK, ending, resources_in, say, show, width
-from gpu_device_plugin.features.capacity.commands import PLAN
-from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS
 from gpu_device_plugin.features.claims.report import claims_waiting
-from gpu_device_plugin.features.cordon.commands import CORDON, UNCORDON
-from gpu_device_plugin.features.elastic.commands import RESIZE
-from gpu_device_plugin.features.history.commands import HISTORY, INCIDENT, agents_of, history
-from gpu_device_plugin.features.history.contract import LAST_HOUR, NodeHistory
-from gpu_device_plugin.features.history.rules.slowness import histories_of, slowness
-from gpu_device_plugin.features.idle.commands import WAKE
-from gpu_device_plugin.features.learning.prices import PRICES
-from gpu_device_plugin.features.report_features import EXTENDER_KNOBS, REPORT_FEATURES
+from gpu_device_plugin.features.history.commands import agents_of
+from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.kubernetes.agent_reader import AgentUnreadableError
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, reaching
 from gpu_device_plugin.kubernetes.objects.api_objects import escaped
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS, ObjectKind, UnreadableObjectError
 from gpu_device_plugin.kubernetes.objects.pod_details import events
-from gpu_device_plugin.programs.doctor.rules.cluster_checks import CHECKS, examine_partly
+from gpu_device_plugin.programs.doctor.rules.cluster_checks import checks, examine_partly
 from gpu_device_plugin.programs.inspect.arguments import parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.overview import CHOICE, COUNTING, OVERVIEW, gpu_pods
 from gpu_device_plugin.programs.inspect.top_picture import Picture, frame
 from gpu_device_plugin.programs.inspect.uninstall import UNINSTALL
 from gpu_device_plugin.report.commands import (
+    GRANT,
     NAMESPACE,
     NODE,
     PODS_OF_KUBECTL,
     Command,
     Output,
+    add_more,
+    all_of,
     argument,
+    cluster_of,
+    named_pod,
+    needed,
     switch,
+    unread,
     valued,
 )
 from gpu_device_plugin.report.followed_cluster import cluster
-from gpu_device_plugin.report.reading import GRANT, add_claims, claims_in, cluster_of, named_pod, needed, unread
 from gpu_device_plugin.report.rules.columns import Line, Tone, columns
+from gpu_device_plugin.report.rules.extension import placed
 from gpu_device_plugin.report.rules.finding import examine, exit_code, report
 from gpu_device_plugin.report.rules.node_answers import explain, explain_briefly
 from gpu_device_plugin.report.rules.terminal_tables import SORTS, rows_waiting
@@ -58,13 +58,15 @@ from gpu_device_plugin.report.why_pod import events_of, explained, on_gpus
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     import msgspec
 
-    from gpu_device_plugin.features.claims.contract import Claim
+    from gpu_device_plugin.features.report_features import ReportParts
     from gpu_device_plugin.kubernetes.kubectl import Access
     from gpu_device_plugin.model.resources import Resource
+    from gpu_device_plugin.report.rules.extension import AgentFacts
+    from gpu_device_plugin.report.rules.finding import Finding
 
 T = TypeVar("T")
 
@@ -87,10 +89,12 @@ def main(
     kubectl: str = "kubectl",
     environ: Mapping[str, str] = os.environ,
     web: Callable[..., int] | None = None,
+    parts: ReportParts = REPORT,
 ) -> int:
     """Run the command in `argv`, which the user typed as `prog`.
 
     `web` serves the page, see `local_page.on_this_machine`, and returns the exit code; None: this build has no page.
+    `parts` are what features add.
 
     Returns:
         0 on success; 1 if the cluster, the node or the pod cannot be read; 2 for a usage error; the doctor returns one
@@ -98,7 +102,8 @@ def main(
     """
 
     def run() -> int:
-        arguments = parse(prog, argv, COMMANDS)
+        arguments = parse(prog, argv, commands(parts))
+        arguments.parts = parts
         resources, flags = resources_in(arguments, environ), passed_on(arguments)
         if arguments.command is _WEB:
             if web is None:
@@ -110,6 +115,7 @@ def main(
                 prog=prog,
                 kubectl=kubectl,
                 agents_namespace=arguments.agents_namespace,
+                parts=parts,
             )
         try:
             return asyncio.run(_run(arguments, flags, resources, kubectl, environ))
@@ -129,8 +135,12 @@ async def _run(
     environ: Mapping[str, str],
 ) -> int:
     lines: Sequence[str | Line] = ()
+    code: int
     async with reaching(flags, kubectl) as access:
-        if arguments.command is _TOP and not arguments.history:
+        instead = next((option.run for option in arguments.parts.options if option.given(arguments)), None)
+        if instead is not None:
+            lines, code = await instead(arguments, access, resources)
+        elif arguments.command.run is None:
             code = await _top(arguments, access, resources, environ)
         else:
             lines, code = await arguments.command.run(arguments, access, resources)
@@ -155,6 +165,7 @@ async def _top(
     Raises:
         ClusterUnreadableError, ApiError, UnreadableObjectError: the first reading failed.
     """
+    parts: ReportParts = arguments.parts
 
     async def read() -> Picture:
         fields = [f"metadata.name={escaped(arguments.node)}"] if arguments.node else []
@@ -163,12 +174,12 @@ async def _top(
             raw_pods = await access.items(PODS, NOT_ENDED)
         if arguments.node and not raw_nodes:
             raise ClusterUnreadableError(f'nodes "{arguments.node}" not found')
-        found, warnings = cluster(raw_nodes, raw_pods, resources, REPORT_FEATURES)
-        warnings += await add_claims(found, access)
+        found, warnings = cluster(raw_nodes, raw_pods, resources, parts.facts, parts.kind)
+        warnings += await add_more(found, access)
         at, notes = time.strftime("%H:%M:%S"), warnings[:3]
         sort, namespace = arguments.sort_by or "name", arguments.namespace or ""
         waiting = [pod for pod in found.waiting_pods if namespace in {"", pod.namespace}]
-        queue = [*rows_waiting(waiting, resources), *claims_waiting(found.claims_of(namespace))]
+        queue = [*rows_waiting(waiting, resources), *claims_waiting(found.more_of(namespace))]
         return Picture(found.views, len(found.waiting), at, notes, sort, namespace, queue=queue)
 
     async def again(picture: Picture) -> Picture:
@@ -219,8 +230,8 @@ async def _unless_unread(read: Awaitable[T], missing: list[str]) -> T | None:
 
 
 async def _why(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
-    namespace = arguments.namespace or access.namespace
-    pod, status = await named_pod(access, namespace, arguments.pod, resources, REPORT_FEATURES)
+    parts, namespace = arguments.parts, arguments.namespace or access.namespace
+    pod, status = await named_pod(access, namespace, arguments.pod, resources, parts.facts)
     missing: list[str] = []
     raw_events = await _unless_unread(events_of(access.client, namespace, pod.uid), missing)
     raw_nodes = await _unless_unread(access.items(NODES), missing)
@@ -228,28 +239,29 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
     status = replace(status, events=events(raw_events or (), status))
     found = None
     if raw_nodes is not None and raw_pods is not None:
-        found = await cluster_of(raw_nodes, raw_pods, resources, access)
-    claims: Sequence[Claim] | None = found.claims_of() if found is not None else ()
+        found = await cluster_of(raw_nodes, raw_pods, resources, access, kind=parts.kind)
+    claims: Sequence[Any] | None = found.more_of() if found is not None else ()
     if status.claims and not claims:
-        claims, why = await claims_in(access, namespace)
+        claims, why = await all_of(parts.kind, access, namespace)
         missing += why if claims is None else []
 
-    async def read_histories() -> Sequence[NodeHistory]:
+    async def tell(of_agent: AgentFacts) -> Iterable[Finding]:
         agents = await agents_of(access, arguments.agents_namespace)
-        return await histories_of(pod, partial(agents.read, pod.node_name, kind=NodeHistory))
+        read = await of_agent.read(pod, partial(agents.read, pod.node_name, kind=of_agent.kind))
+        return of_agent.tell(read, namespace, pod.name, time.time())
 
     # Without the right to list pods no agent is found.
     asked = raw_pods is not None and on_gpus(pod, status, resources)
-    histories = await _unless_unread(read_histories(), missing) if asked else None
+    slow = [await _unless_unread(tell(each), missing) or () for each in parts.of_agents if asked]
     views = None if found is None else found.views
     most = MOST_EXPLAINED if not arguments.all_nodes else sys.maxsize
     facts, answers = await explained(
         *(access.client, pod, status, resources, views),
         most=most,
-        followed={} if claims is None else {RESOURCE_CLAIMS: claims},
-        features=REPORT_FEATURES,
-        settings=EXTENDER_KNOBS,
-        slow=tuple if histories is None else lambda: slowness(histories, namespace, pod.name, time.time()),
+        followed={} if claims is None or parts.kind is None else {parts.kind.kind.plural: claims},
+        features=parts.facts,
+        settings=parts.knobs,
+        slow=lambda: chain.from_iterable(slow),
     )
     told = [*map(str, facts)]
     told += [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []
@@ -266,19 +278,26 @@ async def _doctor(arguments: argparse.Namespace, access: Access, resources: Sequ
         ApiError: nodes or pods cannot be read for another reason than a missing right, or not even the pods of the
             user's namespace can.
     """
-    missing: list[str] = []
+    parts, missing = arguments.parts, list[str]()
     raw_nodes = await _if_allowed(access, NODES, (), missing)
     raw_pods = await _if_allowed(access, PODS, NOT_ENDED, missing)
     namespace = ""
     if raw_pods is None:
         namespace = access.namespace
         raw_pods = await access.items(PODS, NOT_ENDED, namespace=namespace)
-    symptoms = await symptoms_in(access, resources, raw_nodes or (), raw_pods, arguments.agents_namespace)
+    found_in = raw_nodes or (), raw_pods, arguments.agents_namespace
+    symptoms = await symptoms_in(access, resources, *found_in, parts.reads)
     if missing:
         pods = [pod for pod, _ in gpu_pods(raw_pods, resources)]
-        found = examine_partly(symptoms, pods, missing, GRANT, nodes=raw_nodes is not None, namespace=namespace)
+        found = examine_partly(
+            *(symptoms, pods, missing, GRANT),
+            nodes=raw_nodes is not None,
+            namespace=namespace,
+            of_features=parts.cluster_checks,
+            on_pods=parts.pod_checks,
+        )
     else:
-        found = examine(CHECKS, symptoms)
+        found = examine(checks(parts.cluster_checks), symptoms)
     return report(found, as_json=arguments.json), exit_code(found)
 
 
@@ -293,15 +312,10 @@ async def _if_allowed(
         return None
 
 
-def _check_top(arguments: argparse.Namespace) -> None:
-    if arguments.history and (arguments.sort_by or arguments.interval is not None):
-        raise UsageError(f"--history: it draws {LAST_HOUR} once; leave out --sort-by and --interval")
-
-
 _TOP = Command(
     "top",
     "draw GPUs and pods again and again, or their last hour",
-    history,
+    None,
     (
         NODE,
         *CHOICE,
@@ -312,9 +326,7 @@ _TOP = Command(
             metavar="SECONDS",
             help=f"between two pictures; default {INTERVAL_S:g}",
         ),
-        HISTORY,
     ),
-    _check_top,
 )
 
 
@@ -351,8 +363,13 @@ _WEB = Command(
 )
 _DOCTOR = Command("doctor", "diagnose the cluster", _doctor, (switch("--json", "print the findings as JSON"),))
 
-COMMANDS: Mapping[str, Command] = {
-    each.name: each
-    for each in (OVERVIEW, _TOP, INCIDENT, _WHY, RESIZE, PLAN, CORDON, UNCORDON, WAKE, PRICES, _WEB, _DOCTOR, UNINSTALL)
-}
-"""By their names, in the order of the help."""
+_OWN = (OVERVIEW, _TOP, _WHY, _WEB, _DOCTOR, UNINSTALL)
+
+
+def commands(parts: ReportParts) -> Mapping[str, Command]:
+    """Return the commands by their names, in the order of the help."""
+    of_features = [(each.name, each.after, each) for each in reversed(parts.commands)]
+    found = placed({each.name: each for each in _OWN}, of_features)
+    for option in parts.options:
+        found[option.command] = option.on(found[option.command])
+    return found

@@ -10,7 +10,6 @@ import msgspec
 
 from gpu_device_plugin.commandline import OK, say, width
 from gpu_device_plugin.features.claims.report import claims_waiting, rows_claimed
-from gpu_device_plugin.features.report_features import REPORT_FEATURES
 from gpu_device_plugin.features.use.report import at_a_glance
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
@@ -18,9 +17,19 @@ from gpu_device_plugin.kubernetes.objects.api_objects import escaped, readable
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS, PodReader
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT
 from gpu_device_plugin.programs.inspect.gpushare_layout import details, summary, wide
-from gpu_device_plugin.report.commands import NODE, Command, Output, argument, either, switch
+from gpu_device_plugin.report.commands import (
+    GRANT,
+    NODE,
+    Command,
+    Output,
+    all_of,
+    argument,
+    cluster_of,
+    either,
+    switch,
+    unread,
+)
 from gpu_device_plugin.report.followed_cluster import cluster
-from gpu_device_plugin.report.reading import GRANT, claims_in, cluster_of, unread
 from gpu_device_plugin.report.rules.columns import columns
 from gpu_device_plugin.report.rules.held_instances import instance_pod
 from gpu_device_plugin.report.rules.overview_document import document
@@ -42,6 +51,7 @@ if TYPE_CHECKING:
 
     import msgspec
 
+    from gpu_device_plugin.features.report_features import ReportParts
     from gpu_device_plugin.kubernetes.kubectl import Access
     from gpu_device_plugin.model import pods
     from gpu_device_plugin.model.resources import Resource
@@ -62,8 +72,9 @@ async def overview(arguments: argparse.Namespace, access: Access, resources: Seq
         ClusterUnreadableError: there is no such node, or what is asked for needs a right that is missing.
         ApiError: not even the pods of the user's namespace can be read.
     """
+    parts: ReportParts = arguments.parts
     if arguments.namespace:
-        return await _pods_of(arguments.namespace, access, resources)
+        return await _pods_of(arguments.namespace, access, resources, parts)
     name = arguments.node
     try:
         raw_nodes = await nodes_named(arguments, access)
@@ -72,7 +83,7 @@ async def overview(arguments: argparse.Namespace, access: Access, resources: Seq
             raise
         # The pods of the user's namespace are shown, unless these must not be read either.
         try:
-            return await _pods_of(access.namespace, access, resources)
+            return await _pods_of(access.namespace, access, resources, parts)
         except ApiError:
             raise error from None
     placed = (f"spec.nodeName={escaped(name)}", *NOT_ENDED) if name else COUNTING
@@ -87,7 +98,8 @@ async def overview(arguments: argparse.Namespace, access: Access, resources: Seq
             sys.stderr,
             f"warning: {lacking}: only pods of {namespace} are counted, so GPU usage may be under-reported ({_VIEWER})",
         )
-    nodes = (await cluster_of(raw_nodes, raw_pods, resources, access, features=REPORT_FEATURES)).views
+    found = await cluster_of(raw_nodes, raw_pods, resources, access, features=parts.facts, kind=parts.kind)
+    nodes = found.views
     if not nodes:
         doctor = "No node shares GPUs; run kubectl inspect gpushare doctor to see why."
         chosen = f"No node with the labels {arguments.selector} shares GPUs." if arguments.selector else doctor
@@ -114,7 +126,7 @@ async def nodes_named(arguments: argparse.Namespace, access: Access) -> list[msg
     return raw_nodes
 
 
-async def _pods_of(namespace: str, access: Access, resources: Sequence[Resource]) -> Output:
+async def _pods_of(namespace: str, access: Access, resources: Sequence[Resource], parts: ReportParts) -> Output:
     """Show the pods of one namespace, with their use if nodes can be read."""
     raw_pods = await access.items(PODS, NOT_ENDED, namespace=namespace)
     try:
@@ -122,12 +134,12 @@ async def _pods_of(namespace: str, access: Access, resources: Sequence[Resource]
     except ApiError as error:
         shown = f"only the pods of {namespace} are shown, without use and free GPUs"
         say(sys.stderr, f"warning: {unread(error)}: {shown} ({_VIEWER})")
-        claims, _ = await claims_in(access, namespace)
+        claims, _ = await all_of(parts.kind, access, namespace)
         waiting = rows_waiting(cluster((), raw_pods, resources)[0].waiting_pods, resources)
         rows = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims or ()), *waiting]
         return _table_of(rows, namespace), OK
-    found = await cluster_of(raw_nodes, raw_pods, resources, access, namespace, features=REPORT_FEATURES)
-    waiting = [*rows_waiting(found.waiting_pods, resources), *claims_waiting(found.claims_of())]
+    found = await cluster_of(raw_nodes, raw_pods, resources, access, namespace, features=parts.facts, kind=parts.kind)
+    waiting = [*rows_waiting(found.waiting_pods, resources), *claims_waiting(found.more_of())]
     return _table_of([*pod_rows(found.views, namespace), *waiting], namespace), OK
 
 

@@ -16,8 +16,7 @@ from gpu_device_plugin.model.contract.keys import CORDONS, GPU_CONDITION, HELD_R
 from gpu_device_plugin.model.contract.nodelabels import our_annotations, our_labels, switched_on
 from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.programs.inspect.overview import nodes_named
-from gpu_device_plugin.report.commands import DRY_RUN, NODE, Command, Output, argument, valued
-from gpu_device_plugin.report.reading import unread
+from gpu_device_plugin.report.commands import DRY_RUN, NODE, Command, Output, argument, unread, valued
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 
 if TYPE_CHECKING:

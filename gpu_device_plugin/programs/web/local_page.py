@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin.aio.http import ListenError
 from gpu_device_plugin.aio.waiting import for_ever
 from gpu_device_plugin.commandline import FAILED, discard_output, say
+from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.kubernetes.client.api_client import Timing
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, reaching
 from gpu_device_plugin.lifetime import until_stopped
@@ -26,6 +27,7 @@ from gpu_device_plugin.settings.forms import Address
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpu_device_plugin.features.report_features import ReportParts
     from gpu_device_plugin.model.resources import Resource
 
 _HOST = "127.0.0.1"
@@ -40,11 +42,13 @@ def on_this_machine(
     prog: str,
     kubectl: str = "kubectl",
     agents_namespace: str = AGENT_NAMESPACE,
+    parts: ReportParts = REPORT,
 ) -> int:
     """Serve on the loopback address until SIGINT, SIGTERM or SIGHUP; `port` 0: a free one.
 
     kubectl's `flags` select the cluster and the user, who typed `prog`. With `browser` the page is opened in the user's
     browser, where there is a graphical one. Pods of `agents_namespace` alone are believed to be node agents.
+    `parts` are what features add.
 
     Returns:
         0 once stopped; 1 if the cluster cannot be read, or the port cannot be listened on.
@@ -75,6 +79,7 @@ def on_this_machine(
                 about=AboutPage("kubeconfig", access.selected.context, frozenset({_HOST, "localhost"})),
                 figures=AgentFigures(access.client, namespace=agents_namespace),
                 namespace=access.namespace,
+                parts=parts,
             )
             try:
                 async with server.serving(Address(_HOST, port)) as bound:

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS
 from gpu_device_plugin.features.history.rules.slowness import everyone
-from gpu_device_plugin.features.report_features import REPORT_FEATURES
 from gpu_device_plugin.model.contract.node_use import NodeReport
 from gpu_device_plugin.report.rules.finding import note
 from gpu_device_plugin.report.rules.node_answers import asked_amounts, what_makes_room, why_waits
@@ -27,7 +25,7 @@ from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from gpu_device_plugin.features.claims.contract import Claim
+    from gpu_device_plugin.features.report_features import ReportParts
     from gpu_device_plugin.model.contract.node_use import NodeUse
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.web.callers import CallerScope
@@ -142,9 +140,10 @@ class WaitingPage:
         pods = sorted(pods, key=lambda each: turn.get(each.uid, -1))
         # Pods that ask by claims come only once these are read.
         namespaces = {each.pod.namespace for each in pods if each.status is not None and each.status.claims}
-        claims = {namespace: self._cluster.claims_of(namespace) for namespace in namespaces}
+        claims = {namespace: self._cluster.more_of(namespace) for namespace in namespaces}
+        page, cluster = self._page, self._cluster
         found = await asyncio.to_thread(
-            _explained, pods, self._page.readable, claims, self._cluster.resources, stop=self._stop
+            _explained, pods, page.readable, claims, cluster.resources, page.watched.parts, stop=self._stop
         )
         if len(found) < len(pods):
             self._stale.set()
@@ -159,8 +158,9 @@ class WaitingPage:
 def _explained(
     pods: Sequence[FollowedPod],
     nodes: Sequence[NodeView] | None,
-    claims: Mapping[str, Sequence[Claim]],
+    claims: Mapping[str, Sequence[Any]],
     resources: Sequence[Resource],
+    parts: ReportParts,
     *,
     stop: threading.Event,
 ) -> Mapping[str, Reasons]:
@@ -185,8 +185,8 @@ def _explained(
                 resources,
                 nodes,
                 most=1,
-                followed={RESOURCE_CLAIMS: own},
-                features=REPORT_FEATURES,
+                followed={} if parts.kind is None else {parts.kind.kind.plural: own},
+                features=parts.facts,
             )
             asks = _asks(said.asks or asked_amounts(each.pod, resources))
             known = Reasons(asks, why_waits(each.status, said.facts, said.answers), said.answers[:_WEIGHED])

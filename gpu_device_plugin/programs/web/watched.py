@@ -8,9 +8,8 @@ import time
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from gpu_device_plugin.aio.waiting import for_ever
 from gpu_device_plugin.aio.worker import Backoff
-from gpu_device_plugin.features.claims.claim_objects import ABSENT, CLAIMS, unseen
-from gpu_device_plugin.features.report_features import REPORT_FEATURES
 from gpu_device_plugin.kubernetes.client.errors import ApiError, Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS
 from gpu_device_plugin.kubernetes.reflector import Reflector, ReflectorTiming
@@ -20,7 +19,7 @@ from gpu_device_plugin.report.rules.finding import Finding, literal, note
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gpu_device_plugin.features.claims.contract import Claim
+    from gpu_device_plugin.features.report_features import ReportParts
     from gpu_device_plugin.kubernetes.client.api_client import Client
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.followed_cluster import FollowedNode, FollowedPod
@@ -37,16 +36,17 @@ class Watched:
     resources: InitVar[Sequence[Resource]]
     _namespace: str
     """Where pods are read if they cannot be read in all namespaces; empty: nowhere else."""
+    parts: ReportParts
 
     def __post_init__(self, resources: Sequence[Resource]) -> None:
         self.changed = asyncio.Event()
         """Something may have changed; whoever looks at it clears it."""
-        self.cluster = FollowedCluster(resources, REPORT_FEATURES, on_change=self._changed)
+        self.cluster = FollowedCluster(resources, self.parts.facts, kind=self.parts.kind, on_change=self._changed)
         self._serving = asyncio.Event()
         self.nodes: Reflector[FollowedNode] = Reflector(self._client, NODES, self.cluster.read_node, self.cluster.nodes)
         self.pods: Reflector[FollowedPod] | None = None
         """None until it is known where pods may be read."""
-        self.claims: Reflector[Claim] | None = None
+        self.claims: Reflector[Any] | None = None
         """None until a node serves claims."""
         self.only = ""
         """The only namespace whose pods are read; empty: those of all are."""
@@ -61,10 +61,10 @@ class Watched:
             self.pods = Reflector(self._client, PODS, self.cluster.read_pod, self.cluster.pods, namespace=self.only)
             tasks.create_task(self.pods.run(), name="watch pods")
             await self._serving.wait()
-            self.claims = Reflector(
-                self._client, CLAIMS, self.cluster.read_claim, self.cluster.claims, namespace=self.only
-            )
-            await self.claims.run()
+            for kind in self.parts.kinds:
+                self.claims = Reflector(self._client, kind.kind, kind.read, self.cluster.more, namespace=self.only)
+                await self.claims.run()
+            await for_ever()
 
     async def keep_hearing(self, wanted: Callable[[], bool], every_s: float) -> NoReturn:
         """While `wanted` returns true, ask the API server for its version, since watches of a quiet cluster are silent.
@@ -84,7 +84,7 @@ class Watched:
             await asyncio.sleep(every_s)
 
     def _changed(self) -> None:
-        if self.cluster.serves_claims:
+        if self.cluster.needs_more:
             self._serving.set()
         self.changed.set()
 
@@ -124,7 +124,7 @@ class Watched:
                 for watch in (self.nodes, self.pods)
             )
             and (
-                not self.cluster.serves_claims
+                not self.cluster.needs_more
                 or (self.claims is not None and (self.claims.synced or self.claims.problem is not None))
             )
         )
@@ -135,9 +135,9 @@ class Watched:
             self.claims.synced or not isinstance(self.claims.problem, (ForbiddenError, NotFoundError))
         )
 
-    def claims_of(self, namespace: str) -> Sequence[Claim] | None:
+    def claims_of(self, namespace: str) -> Sequence[Any] | None:
         """Return the ResourceClaims of a namespace; None: they are not read, or not yet."""
-        return self.cluster.claims_of(namespace) if self.claims is not None and self.claims.synced else None
+        return self.cluster.more_of(namespace) if self.claims is not None and self.claims.synced else None
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -172,10 +172,11 @@ class Watched:
             text = "{right}, so only the pods of the namespace {namespace} are shown, "
             text += "and GPU usage may be under-reported."
             yield note("one-namespace-shown", text, right=missing_right(Call("list", "pods")), namespace=self.only)
-        if self.claims is not None and not self._claims_readable:
+        kind = self.cluster.kind
+        if kind is not None and self.claims is not None and not self._claims_readable:
             absent = isinstance(self.claims.problem, NotFoundError)
-            why = note("claims-absent", literal(ABSENT)) if absent else _said(self.claims.problem)
-            yield note("claims-unseen", f"{unseen('{why}')}.", why=why)
+            why = note("claims-absent", literal(kind.absent)) if absent else _said(self.claims.problem)
+            yield note("claims-unseen", f"{kind.unseen('{why}')}.", why=why)
         for what, watch in (("nodes", self.nodes), ("pods", self.pods), ("ResourceClaims", self.claims)):
             if watch is not None and watch.unreadable:
                 yield note("some-left-out", "some {kind} could not be understood, and are left out.", kind=what)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import BROWSERS, ListenError, page_at, serving_routes, written
 from gpu_device_plugin.aio.waiting import for_ever, wait_within
+from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.kubernetes.agent_reader import AgentReader, Agents
 from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import SERVICE_ACCOUNT, ClusterConfigError, config_for
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Sequence
 
+    from gpu_device_plugin.features.report_features import ReportParts
     from gpu_device_plugin.kubernetes.client.config import ClusterConfig
     from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.programs.web.callers import Callers
@@ -67,19 +69,20 @@ class PageServer:
         about: AboutPage,
         figures: AgentFigures | None = None,
         namespace: str = "",
+        parts: ReportParts = REPORT,
     ) -> None:
         """Prepare; nothing is sent before `serving`.
 
         Pods are read in `namespace` if they cannot be read in all namespaces. Without `figures` the use of nodes is
-        known only by their annotations.
+        known only by their annotations. `parts` are what features add.
         """
         self._figures = figures
-        self.watched = Watched(client, resources, namespace)
+        self.watched = Watched(client, resources, namespace, parts)
         self.page_state = PageState(self.watched, self._figures_state)
         self.streams = Streams(self.page_state)
         plans = PagePlans(client, self.page_state)
         history = AgentHistory(AgentReader(client, known=Agents({})) if figures is None else figures.reader)
-        self.routes = PageRoutes(callers, self.page_state, self.streams, plans, history, client, about)
+        self.routes = PageRoutes(callers, self.page_state, self.streams, plans, history, client, about, parts)
 
     def _figures_state(self) -> FiguresState:
         if not self.watched.nodes_readable:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -16,10 +17,8 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import JSON, Page, Route, Stream
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import wait_within
-from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS
 from gpu_device_plugin.features.history import contract
-from gpu_device_plugin.features.history.rules.slowness import histories_of, slowness
-from gpu_device_plugin.features.report_features import EXTENDER_KNOBS, REPORT_FEATURES
+from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.kubernetes.agent_reader import AgentUnreadableError
 from gpu_device_plugin.kubernetes.client.errors import ApiError, Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import PODS, UnreadableObjectError
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
     from gpu_device_plugin.aio.http import Request
+    from gpu_device_plugin.features.report_features import ReportParts
     from gpu_device_plugin.kubernetes.client.api_client import Client
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.programs.web.callers import Callers
@@ -137,6 +137,7 @@ class PageRoutes:
     history: AgentHistory
     client: Client
     about: AboutPage
+    parts: ReportParts = REPORT
     answer_s: float = 20.0
     """How long a request may wait for the API server. A stream begins by then."""
     files: Mapping[str, Page] = field(default_factory=static_files, repr=False)
@@ -144,15 +145,18 @@ class PageRoutes:
 
     def all(self) -> tuple[Route, ...]:
         """Return the routes. None changes anything in the cluster."""
+        of_features = {
+            "plans/": self._data("plans/", self._plan, within_s=_PLAN_S),
+            "history/": self._data("history/", self._history),
+            "incidents/": self._data("incidents/", self._incidents),
+        }
         return (
             self._data("session", self._session),
             self._data("live", self._live),
             self._data("nodes/", self._node),
             self._data("pods/", self._pod),
-            self._data("plans/", self._plan, within_s=_PLAN_S),
-            self._data("history/", self._history),
-            self._data("incidents/", self._incidents),
             self._data("view", self._view, method="POST"),
+            *(of_features[each] for each in self.parts.routes),
             Route("GET", "/", self._file, headers=_READ),
         )
 
@@ -335,7 +339,7 @@ class PageRoutes:
         ours = self.page_state.watched.cluster.resources
         async with self.turns.turn(scope.caller.user):
             raw = msgspec.Raw(await self.client.get(PODS, name, namespace=namespace))
-            pod, status = pod_and_status(raw, ours, foreign_annotations(REPORT_FEATURES))
+            pod, status = pod_and_status(raw, ours, foreign_annotations(self.parts.facts))
             raw_events, unread = await self._events(namespace, pod.uid)
             status = replace(status, events=events(raw_events, status))
             nodes = self.page_state.readable if self.page_state.shows_nodes(scope) else None
@@ -371,38 +375,40 @@ class PageRoutes:
 
         `nodes` have all names; None: they cannot be read.
         """
-        claims = self.page_state.watched.claims_of(pod.namespace)
-        histories = await self._histories(pod, status, scope.caller.user)
+        claims, kind = self.page_state.watched.claims_of(pod.namespace), self.parts.kind
+        of_agents = [*zip(self.parts.of_agents, await self._of_agent(pod, status, scope.caller.user), strict=False)]
         now_s = time.time()
         told, answers = await explained(
             *(self.client, pod, status, self.page_state.watched.cluster.resources, nodes),
             most=_MOST_EXPLAINED,
-            followed={} if claims is None else {RESOURCE_CLAIMS: claims},
-            features=REPORT_FEATURES,
-            settings=EXTENDER_KNOBS,
-            slow=tuple
-            if histories is None
-            else lambda: slowness(histories, pod.namespace, pod.name, now_s, scope.may_see),
+            followed={} if claims is None or kind is None else {kind.kind.plural: claims},
+            features=self.parts.facts,
+            settings=self.parts.knobs,
+            slow=lambda: (
+                told
+                for each, read in of_agents
+                for told in each.tell(read, pod.namespace, pod.name, now_s, scope.may_see)
+            ),
             shown=scope.of,
         )
         return [each.message() for each in (*told, *explain(answers, _MOST_EXPLAINED))]
 
-    async def _histories(self, pod: Pod, status: SchedulingStatus, user: str) -> Sequence[contract.NodeHistory] | None:
-        """Return the histories of a running pod's GPUs; None: none is needed, or its node's agent does not tell soon.
+    async def _of_agent(self, pod: Pod, status: SchedulingStatus, user: str) -> Sequence[Any]:
+        """Return what a running pod's agent tells of it; nothing: it is not needed, or the agent does not tell soon.
 
         Why it does not tell stands where the page draws the history.
         """
         if not on_gpus(pod, status, self.page_state.watched.cluster.resources):
-            return None
+            return ()
 
-        async def read(path: str) -> contract.NodeHistory:
-            return await self.history.read(pod.node_name, path, contract.NodeHistory, user)
+        async def read(path: str, *, kind: Any) -> Any:
+            return await self.history.read(pod.node_name, path, kind, user)
 
         try:
             async with asyncio.timeout(_HISTORY_S):
-                return await histories_of(pod, read)
+                return [await each.read(pod, partial(read, kind=each.kind)) for each in self.parts.of_agents]
         except (AgentUnreadableError, ApiError, TimeoutError):
-            return None
+            return ()
 
     async def _events(self, namespace: str, uid: str) -> tuple[Sequence[msgspec.Raw], Finding | None]:
         try:

@@ -7,12 +7,13 @@ method below for every feature, in the order of the list of features.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from gpu_device_plugin.scheduler.rules.node_constraints import NO_TERMS, Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.model.contract.node_use import ContainerUse
     from gpu_device_plugin.model.pods import Pod, PodClaim
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
     Excluded = Callable[[NodeView], tuple[Finding, ...]]
     """Returns why kube-scheduler does not consider a node for the pod at all, as clauses about the node."""
+    PodCheck = Callable[[Iterable[Pod], str], Iterable[Finding]]
+    """Examines pods of a namespace, empty: of all."""
 
+T = TypeVar("T")
 
 DEFAULT_SCHEDULER = "default-scheduler"
 
@@ -168,3 +172,43 @@ class ReportFeature:
 def foreign_annotations(features: Iterable[ReportFeature]) -> Callable[[Iterable[str]], tuple[str, ...]]:
     """Return what finds those annotations of a pod that ask other systems for GPUs, a few of them."""
     return lambda keys: tuple(key for feature in features for key in feature.foreign_annotations(keys))
+
+
+class AgentFacts(NamedTuple):
+    """What the agent of a running pod's node is asked, and what follows of it for the pod."""
+
+    kind: Any
+    """Of the agent's answers, as a type."""
+    read: Callable[[Pod, Callable[[str], Awaitable[Any]]], Awaitable[Any]]
+    """Reads what is needed of a pod, given what reads a path of the agent."""
+    tell: Callable[..., Iterable[Finding]]
+    """Tells it, given what was read, namespace and name of the pod, and the time in seconds since the epoch; at the
+    end may follow whether the reader may see the pods of a namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check of the doctor."""
+
+    name: str
+    after: str
+    """The checks behind which it stands, with commas: behind the last of those that there are."""
+    find: Callable[..., Iterable[Finding]]
+    reads: str
+    """What it gets of the symptoms, as the names of their attributes with spaces."""
+    partly: str = ""
+    """Whose reader it serves who may not read the whole cluster: of ``nodes`` or of ``pods``; empty: it needs both."""
+
+    def __call__(self, symptoms: object) -> Iterable[Finding]:
+        """Return what it finds."""
+        return self.find(*(attrgetter(each)(symptoms) for each in self.reads.split()))
+
+
+def placed(own: Mapping[str, T], more: Iterable[tuple[str, str, T]]) -> dict[str, T]:
+    """Return all by their names, of `more` each behind the last of those that it names, with commas, in turn."""
+    found = [*own.items()]
+    for name, after, each in more:
+        behind = {*after.split(", ")}
+        at = max((number for number, (other, _) in enumerate(found, 1) if other in behind), default=len(found))
+        found.insert(at, (name, each))
+    return dict(found)

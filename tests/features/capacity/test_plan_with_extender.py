@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.capacity.commands import Mover, plan_moves
 from gpu_device_plugin.features.cordon.commands import cordon, uncordon
+from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.kubectl import Access
 from gpu_device_plugin.model.contract.keys import ALLOCATION, MOVE_REFUSED, MOVE_TO
 from gpu_device_plugin.programs.inspect.arguments import parse
-from gpu_device_plugin.programs.inspect.inspect_program import COMMANDS
 from tests.builders import container, pod
 from tests.cluster_double.owned import owned, workload
 from tests.patience import stretched
+from tests.reporting import COMMANDS
 from tests.resources import RESOURCES
 from tests.scheduler.harness import QUICK, RIGHTS, ExtenderWorld, world
 
@@ -77,6 +78,7 @@ async def applied(w: ExtenderWorld, monkeypatch: pytest.MonkeyPatch, answer_s: f
     """Return what the command says, and its exit code."""
     wait(monkeypatch, answer_s)
     arguments = parse("kubectl inspect gpushare", ["plan", "--for", "want", "--apply", "--yes"], COMMANDS)
+    arguments.parts = REPORT
     controller = asyncio.create_task(replace_evicted(w))
     try:
         async with Client(ClusterConfig(w.api.url)) as client:
@@ -103,6 +105,7 @@ async def test_a_cordoned_gpu_is_drained_and_takes_pods_again_once_it_is_uncordo
         wait(monkeypatch, stretched(20))
         words = ["cordon", "node-a", "0", "--drain", "--yes", "--reason", "a fan is loud"]
         arguments = parse("kubectl inspect gpushare", words, COMMANDS)
+        arguments.parts = REPORT
         controller = asyncio.create_task(replace_evicted(w))
         async with Client(ClusterConfig(w.api.url)) as client:
             lines, code = await cordon(arguments, Access(client), RESOURCES)
@@ -114,6 +117,7 @@ async def test_a_cordoned_gpu_is_drained_and_takes_pods_again_once_it_is_uncordo
         await w.schedule()
         assert not w.where("want")
         arguments = parse("kubectl inspect gpushare", ["uncordon", "node-a", "0"], COMMANDS)
+        arguments.parts = REPORT
         async with Client(ClusterConfig(w.api.url)) as client:
             _, code = await uncordon(arguments, Access(client), RESOURCES)
         await w.seen()

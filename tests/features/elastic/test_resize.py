@@ -19,8 +19,8 @@ from gpu_device_plugin.model.contract.keys import (
 )
 from gpu_device_plugin.model.contract.reservations import Answer, write_answer
 from gpu_device_plugin.programs.inspect.arguments import parse
-from gpu_device_plugin.programs.inspect.inspect_program import COMMANDS
 from tests.programs.inspect.test_inspect_program import PROG, World, gpu, node, pod
+from tests.reporting import COMMANDS
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:

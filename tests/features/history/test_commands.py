@@ -17,12 +17,12 @@ from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.kubectl import Access, ClusterUnreadableError
 from gpu_device_plugin.programs.inspect.arguments import parse
-from gpu_device_plugin.programs.inspect.inspect_program import COMMANDS
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.builders import node
 from tests.cluster_double.troubles import Answer
 from tests.histories import summary
 from tests.remembering import remembering
+from tests.reporting import COMMANDS
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:

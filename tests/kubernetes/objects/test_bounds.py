@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpu_device_plugin.features.claims.claim_objects import read_claim
+from gpu_device_plugin.features.claims.claim_objects import read_claim, read_shown_claim
 from gpu_device_plugin.features.claims.contract import DRIVER
 from gpu_device_plugin.kubernetes.objects.decoding import NodeReader, PodReader
 from gpu_device_plugin.kubernetes.objects.requests import LONGEST_NAME, bounded
@@ -234,7 +234,7 @@ def test_the_page_keeps_nothing_of_what_a_claim_says_to_its_driver() -> None:
     body["status"]["allocation"]["devices"]["config"] = [{"source": "FromClaim", "opaque": configuration}]
     claim = read_claim(raw(body))
     assert claim.parameters
-    assert FollowedCluster.read_claim(msgspec.Raw(raw(body))) == replace(claim, parameters=())
+    assert read_shown_claim(msgspec.Raw(raw(body))) == replace(claim, parameters=())
 
 
 def test_more_containers_than_any_node_takes_are_not_kept() -> None:

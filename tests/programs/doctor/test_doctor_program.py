@@ -31,7 +31,6 @@ from gpu_device_plugin.programs.doctor.doctor_program import (
     settings_of,
 )
 from gpu_device_plugin.programs.doctor.node_reading import Running
-from gpu_device_plugin.programs.doctor.rules.node_checks import CHECKS
 from gpu_device_plugin.programs.doctor.rules.symptoms import ApiSeen, NodeSymptoms, Profiles
 from gpu_device_plugin.report.rules.finding import Severity, Unknown, examine
 from gpu_device_plugin.settings.knobs import UsageError
@@ -44,6 +43,7 @@ from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE, Cluster, cluster
 from tests.node.harness import world
 from tests.ports import free_port
+from tests.reporting import NODE_CHECKS as CHECKS
 from tests.reports import SINCE, part, written
 
 if TYPE_CHECKING:

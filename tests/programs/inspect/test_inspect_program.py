@@ -23,12 +23,13 @@ from gpu_device_plugin.kubernetes.kubectl import reaching
 from gpu_device_plugin.kubernetes.objects.decoding import NODES
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.programs.inspect.arguments import parse
-from gpu_device_plugin.programs.inspect.inspect_program import COMMANDS, main
+from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.testing.cluster.cluster_kinds import field_selector
 from gpu_device_plugin.testing.cluster.cluster_store import merge, strategic_merge
 from tests.cluster_double.selectors import label_selector
 from tests.patience import stretched, until
 from tests.programs.inspect.proxied import ProxiedApi, failure, forbidden
+from tests.reporting import COMMANDS
 from tests.reports import SINCE, part, written
 
 if TYPE_CHECKING:
@@ -47,10 +48,12 @@ NO_AGENT = (
 
 KINDS = {"pods": "Pod", "nodes": "Node", "events": "Event", "configmaps": "ConfigMap", "namespaces": "Namespace"}
 KINDS |= {"resourceclaims": "ResourceClaim", "poddisruptionbudgets": "PodDisruptionBudget"}
+KINDS |= {"resourceslices": "ResourceSlice", "deviceclasses": "DeviceClass"}
 KINDS |= {"deployments": "Deployment", "statefulsets": "StatefulSet", "notebooks": "Notebook"}
 FIELDS: dict[str, Callable[[Any], str]] = {
     "involvedObject.uid": lambda one: one["involvedObject"]["uid"],
     "metadata.name": lambda one: one["metadata"]["name"],
+    "spec.driver": lambda one: one["spec"].get("driver", ""),
     "spec.nodeName": lambda one: one["spec"].get("nodeName", ""),
     "status.phase": lambda one: one["status"].get("phase", ""),
 }

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.model.contract.node_use import GpuUse
-from gpu_device_plugin.programs.inspect.inspect_program import COMMANDS, main
+from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.report.rules.columns import columns
 from tests.patience import stretched, until
 from tests.programs.inspect.test_inspect_program import World, gpu, node, pod
+from tests.reporting import COMMANDS
 from tests.reports import part, written
 
 if TYPE_CHECKING:

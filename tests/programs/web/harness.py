@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
+from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.kubernetes.client.api_client import Client, Timing
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.programs.web.callers import LocalCallers
@@ -22,6 +23,7 @@ from tests.patience import QUIET_S, stretched
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from gpu_device_plugin.features.report_features import ReportParts
     from gpu_device_plugin.programs.web.callers import Callers
     from gpu_device_plugin.programs.web.figures import AgentFigures
     from tests.cluster_double.api_server import ApiServer
@@ -148,6 +150,7 @@ async def served_by(
     mode: str = "kubeconfig",
     hosts: bool = False,
     answer_s: float = 20.0,
+    parts: ReportParts = REPORT,
     **stream: float,
 ) -> AsyncIterator[Page]:
     """Serve the page of a cluster; a browser has the right token of local mode.
@@ -162,6 +165,7 @@ async def served_by(
         about=AboutPage(mode, "dev", frozenset({"127.0.0.1"} if hosts else ())),
         figures=figures,
         namespace=namespace,
+        parts=parts,
     )
     server.routes.answer_s = answer_s
     for name, value in stream.items():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.features.report_features import REPORT_FEATURES
+from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.report.rules.extension import ReportFeature, foreign_annotations
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 from tests.views import node_view
 
 
 def test_annotations_of_other_systems_are_found_by_the_features() -> None:
-    assert foreign_annotations(REPORT_FEATURES)(["mine", "gpu-memory"]) == ("gpu-memory",)
+    assert foreign_annotations(REPORT.facts)(["mine", "gpu-memory"]) == ("gpu-memory",)
     assert foreign_annotations(())(["gpu-memory"]) == ()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.features.report_features import REPORT_FEATURES
+from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS
 from gpu_device_plugin.model.placing import Demand
@@ -336,6 +336,6 @@ def test_where_kube_scheduler_allocates_no_room_is_promised_and_no_gpu_chosen() 
 
 def test_without_the_feature_that_knows_nothing_is_said_of_pods_that_would_have_to_end() -> None:
     asked = [(node_view("a", (8,), pod_on("p", {0: 8})), GpuRequest((Part(Demand(Kind.MEMORY, 4)),)), Kept())]
-    for features, said in ((REPORT_FEATURES, True), ((), False)):
+    for features, said in ((REPORT.facts, True), ((), False)):
         told = "\n".join(map(str, explain(node_answers.answers(asked, "binpack", 1, features), 1)))
         assert ("There would be room if this pod ended" in told) is said

@@ -40,8 +40,11 @@ _GROWING = (
 _RESET = "drain the node and reset the GPU (docs/operations.md, A GPU is out of service)"
 
 
-def condition_here(names: Mapping[str, str], telemetry: Sequence[GpuTelemetry]) -> Iterator[Finding]:
+def condition_here(names: Mapping[str, str], telemetry: Sequence[GpuTelemetry] | Unknown) -> Iterator[Finding]:
     """Check the condition of a node's GPUs, as its driver tells it now; `names` are theirs for people, by UUID."""
+    if isinstance(telemetry, Unknown):
+        yield telemetry
+        return
     named = [(names.get(gpu.uuid, gpu.uuid), gpu) for gpu in telemetry]
     findings = [finding for each, gpu in named for finding in (*_slowed_now(each, gpu), *_faults(each, gpu))]
     yield from findings
@@ -52,8 +55,11 @@ def condition_here(names: Mapping[str, str], telemetry: Sequence[GpuTelemetry]) 
         yield ok("condition", "{gpus:GPU}, none of them slowed or damaged", gpus=len(named))
 
 
-def condition_seen(histories: Mapping[str, NodeHistory | str]) -> Iterator[Finding]:
+def condition_seen(histories: Mapping[str, NodeHistory | str] | Unknown) -> Iterator[Finding]:
     """Check the condition of the GPUs of a cluster, as the agents saw it in the last hour."""
+    if isinstance(histories, Unknown):
+        yield histories
+        return
     read = {node: history for node, history in histories.items() if not isinstance(history, str)}
     findings = [
         finding

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.claims.report import claims
-from gpu_device_plugin.features.elastic.report import wishes
-from gpu_device_plugin.features.history.rules.gpu_condition import condition_seen
-from gpu_device_plugin.features.limits.report import held, limits
-from gpu_device_plugin.features.mps.report import supervisors
-from gpu_device_plugin.features.over_use.report import told_over_use
-from gpu_device_plugin.features.use.report import use
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.programs.doctor.rules import component_checks, container_checks
+from gpu_device_plugin.report.rules.extension import placed
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, examine, grouped, known, note, ok, warning
 from gpu_device_plugin.report.rules.printing import gpu_names, listed
 
@@ -23,6 +17,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms, NodeSeen
+    from gpu_device_plugin.report.rules.extension import Check, PodCheck
 
 
 def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -177,16 +172,6 @@ def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield ok("share-size", "{size} on every node", size=format_mib(next(iter(sizes))))
 
 
-def _others(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    labelled = [node for node in cluster.nodes if node.shares_gpus]
-    others = grouped((sighting.other, node.name) for node in labelled for sighting in node.other_plugins)
-    for other, nodes in others.items():
-        text = "{other} hands out GPUs too, on {nodes}"
-        yield error("other-plugin", text, other.off, other=other.name, nodes=nodes)
-    if not others:
-        yield ok("no-other-plugin", "no other plugin hands out GPUs of labelled nodes")
-
-
 def _leftovers(cluster: ClusterSymptoms) -> Iterator[Finding]:
     agents = {agent.node for agent in cluster.agents}
     left = tuple(
@@ -199,40 +184,16 @@ def _leftovers(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield note("leftovers", "{nodes}: annotations or capacity remain, though sharing is off", advice, nodes=left)
 
 
-def _claims(cluster: ClusterSymptoms) -> Iterable[Finding]:
-    return claims(
-        cluster.nodes,
-        cluster.claims,
-        cluster.slices,
-        cluster.device_classes,
-        resources=(cluster.memory_resource, cluster.count_resource),
-        version="" if isinstance(cluster.version, Unknown) else cluster.version,
-    )
-
-
-def _supervisors(cluster: ClusterSymptoms) -> Iterable[Finding]:
-    ready = {part.node for part in cluster.supervisors if part.ready}
-    return supervisors(cluster.nodes, ready, cluster.limits_by_profile)
-
-
-def _wishes(cluster: ClusterSymptoms) -> Iterable[Finding]:
-    pods = [seen.elastic for seen in cluster.pods if seen.elastic is not None]
-    return wishes(pods, cluster.nodes, cluster.memory_resource)
-
-
-CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = {
+_OWN: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = {
     "API server": known("version", lambda _, version: [ok("api", "Kubernetes {version}", version=version)]),
     "nodes": _installed,
     "node groups": component_checks.groups,
     "agents": component_checks.agents,
     "runtime class": _runtime_class,
     "GPUs": _gpus,
-    "GPU condition": known("histories", lambda _, histories: condition_seen(histories)),
     "allocatable": _allocatable,
     "capacity": capacity,
     "share size": _share_sizes,
-    "ResourceClaims": _claims,
-    "other plugins": _others,
     "leftovers": _leftovers,
     "extender": component_checks.extender,
     "scheduler version": component_checks.scheduler_versions,
@@ -241,11 +202,6 @@ CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = {
     "placement": component_checks.placement,
     "pending pods": component_checks.pending,
     "variables": component_checks.variables,
-    "memory limits": lambda cluster: limits(cluster.nodes, cluster.limits_by_profile),
-    "MPS": _supervisors,
-    "limits held": lambda cluster: held(cluster.nodes),
-    "memory use": lambda cluster: use(cluster.nodes, cluster.ready),
-    "memory wishes": _wishes,
     "versions": component_checks.versions,
     "policies": known("policies", component_checks.policies),
     "gpushare's own parts": component_checks.original,
@@ -253,40 +209,43 @@ CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = {
 """A check comes after those on which it depends."""
 
 
+def checks(of_features: Iterable[Check]) -> dict[str, Callable[[ClusterSymptoms], Iterable[Finding]]]:
+    """Return all checks of a cluster by their names, in their order."""
+    return placed(_OWN, ((each.name, each.after, each) for each in of_features))
+
+
 # --- For a reader who may not read the whole cluster ------------------------------------------------------------------
 
 _ALWAYS = frozenset({"API server", "policies"})
-_BY_NODES = frozenset({"GPUs", "share size", "ResourceClaims", "other plugins", "limits held", "memory use"})
-_BY_PODS = frozenset({"placement", "pending pods", "memory wishes"})
+_BY_NODES = frozenset({"GPUs", "share size"})
+_BY_PODS = frozenset({"placement", "pending pods"})
 _BY_ALL_PODS = frozenset({"extender", "scheduler version", "leader", "scheduler configuration"})
 
 
 def examine_partly(
-    symptoms: ClusterSymptoms, pods: Sequence[Pod], missing: Sequence[str], advice: str, *, nodes: bool, namespace: str
+    symptoms: ClusterSymptoms,
+    pods: Sequence[Pod],
+    missing: Sequence[str],
+    advice: str,
+    *,
+    nodes: bool,
+    namespace: str,
+    of_features: Sequence[Check],
+    on_pods: Iterable[tuple[str, PodCheck]],
 ) -> tuple[Finding, ...]:
     """Return what was not examined, and the findings of the checks whose objects could be read.
 
     `pods` are those that ask for GPUs, in `namespace` or, where that is empty, in all. `missing` has a clause for each
-    missing right, and `advice` tells how to get them. `nodes`: nodes could be read.
+    missing right, and `advice` tells how to get them. `nodes`: nodes could be read; if not, `on_pods` examine pods.
     """
+    every, partly = checks(of_features), {"pods", "nodes"} if nodes else {"pods"}
     chosen = _ALWAYS | _BY_PODS | (_BY_NODES if nodes else frozenset()) | (frozenset() if namespace else _BY_ALL_PODS)
-    left_out = ", ".join(name for name in CHECKS if name not in chosen)
+    chosen |= {check.name for check in of_features if check.partly in partly}
+    left_out = ", ".join(name for name in every if name not in chosen)
     text = "not examined: {checks}; {rights}"
     rights = {"rights": lambda _: [Unknown("rights-missing", text, advice, checks=left_out, rights="; ".join(missing))]}
-    on_pods = {} if nodes else {"memory use": lambda _: _over_use(pods, namespace)}
-    return examine(rights | {name: check for name, check in CHECKS.items() if name in chosen} | on_pods, symptoms)
-
-
-def _over_use(pods: Iterable[Pod], namespace: str) -> Iterable[Finding]:
-    """Return what agents wrote on pods that use more than they were granted."""
-    advice = "kubectl inspect gpushare why {pod}"
-    over = [(pod, told) for pod in pods for told in told_over_use(pod)]
-    where = " in namespace {namespace}" if namespace else ""
-    within = f"no agent wrote on a pod{where} that it uses more GPU memory than it was granted"
-    return [
-        warning(told.code, f"{{pod}}: {told.text}", advice, pod=f"{pod.namespace}/{pod.name}", **told.parameters)
-        for pod, told in over
-    ] or [ok("use", within, namespace=namespace)]
+    instead = {} if nodes else {name: lambda _, find=find: find(pods, namespace) for name, find in on_pods}
+    return examine(rights | {name: check for name, check in every.items() if name in chosen} | instead, symptoms)
 
 
 _REMEMBERED = "the kubelet keeps the amount of a stopped plugin for five minutes, then sets it to 0"

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.conflicts.settings import ConflictSettings
-from gpu_device_plugin.features.history.rules.gpu_condition import condition_here
-from gpu_device_plugin.features.limits.report import held, left_from_before, limits_here
-from gpu_device_plugin.features.limits.rules.enforcement import asked_enforcement
-from gpu_device_plugin.features.limits.settings import LimitSettings
-from gpu_device_plugin.features.mig.report import mig
-from gpu_device_plugin.features.mps.contract import STATE_FILE
-from gpu_device_plugin.features.mps.report import supervisor
-from gpu_device_plugin.features.mps.rules.mps_admission import lack
-from gpu_device_plugin.features.mps.settings import MpsSettings
-from gpu_device_plugin.features.use.report import use
-from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, MIG_LABEL
-from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.model.memory import MAX_DEVICE_IDS, format_mib
-from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import SHARES, Shares, TooManySharesError, unknown_exclusions
 from gpu_device_plugin.programs.doctor.rules import container_checks
 from gpu_device_plugin.programs.doctor.rules.cluster_checks import capacity
 from gpu_device_plugin.programs.doctor.rules.symptoms import AgentSeen, ApiSeen, NodeSymptoms
+from gpu_device_plugin.report.rules.extension import placed
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, known, note, ok, warning
 from gpu_device_plugin.report.rules.printing import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from gpu_device_plugin.report.rules.extension import Check
 
 _FOR_SETTINGS: Mapping[str, tuple[str, str]] = {
     "create pods/eviction": ("the settings want pods evicted", "agent.evict"),
@@ -188,18 +177,6 @@ def _streams(node: NodeSymptoms) -> Iterator[Finding]:
             )
 
 
-def _others(node: NodeSymptoms) -> Iterator[Finding]:
-    for sighting in node.others:
-        if node.settings.of(ConflictSettings).allow_other_plugins:
-            advice = "make sure that each has GPUs of its own: --exclude-gpus"
-            yield warning("other-plugin-allowed", "{problem}, which is allowed", advice, problem=sighting.finding)
-        else:
-            text = "{problem}, so that the agent shares none"
-            yield error("other-plugin", text, sighting.other.off, problem=sighting.finding)
-    if not node.others:
-        yield ok("no-other-plugin", "no other plugin hands out GPUs here")
-
-
 # --- The API ----------------------------------------------------------------------------------------------------------
 
 
@@ -294,57 +271,14 @@ def _clock(node: NodeSymptoms) -> Iterator[Finding]:
         yield warning("clock-skewed", text, "synchronize both clocks by NTP", seconds=round(abs(skew)))
 
 
-# --- Those of features ------------------------------------------------------------------------------------------------
-
-
-def _mig(node: NodeSymptoms) -> Iterable[Finding]:
-    label, mode = node.labels.get(MIG_LABEL, ""), node.mig_in_force
-    return mig(node.inventory.gpus, node.names, label, mode, node=node.settings.node_name, present=node.mig_present)
-
-
-def _limits(node: NodeSymptoms) -> Iterator[Finding]:
-    if node.extra_grant_problem:
-        text = "the agent does not start: {problem}"
-        yield error("extra-grant-unusable", text, "correct it, or empty extra_grant", problem=node.extra_grant_problem)
-        return
-    if node.invented:
-        yield ok("invented", "invented GPUs have none")
-        return
-    if node.driver_problem:
-        yield Unknown("no-driver", "advisory as long as no driver answers")
-        return
-    given = dict(enumerate(node.given))
-    whole = node.mig_in_force is MigMode.WHOLE
-    yield from limits_here(
-        node.settings.of(LimitSettings),
-        node.labels,
-        node.inventory,
-        given,
-        instances={position for position, gpu in given.items() if whole and gpu.instance is not None},
-        mps=partial(lack, node.mps),
-        toolkit=node.toolkit,
-    )
-    yield from left_from_before(node.inventory, node.with_driver_limits, node.toolkit)
-
-
-def _supervisor(node: NodeSymptoms) -> Iterable[Finding]:
-    asked = asked_enforcement(node.labels, node.settings.of(LimitSettings).limits) is Enforcement.MPS
-    file = node.settings.of(MpsSettings).mps_dir / STATE_FILE
-    return supervisor(node.mps, node.names, node.mps_left, str(file), asked=asked)
-
-
-CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = {
+_OWN: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = {
     "driver": container_checks.driver,
     "GPUs": container_checks.gpus,
-    "GPU condition": known("telemetry", lambda node, telemetry: condition_here(node.names, telemetry)),
-    "MIG": _mig,
     "device nodes": container_checks.device_nodes,
     "container runtime": container_checks.runtime,
     "CDI": container_checks.cdi,
     "images": known("obeys_images", container_checks.images),
     "cgroups": known("cgroup", container_checks.cgroups),
-    "memory limits": _limits,
-    "MPS": _supervisor,
     "shares": _shares,
     "kubelet directory": _directory,
     "kubelet": _kubelet,
@@ -352,14 +286,16 @@ CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = {
     "settings": _settings,
     "agent": _agent,
     "registration": _streams,
-    "other plugins": _others,
     "API server": _api,
     "rights": _rights,
     "node": _node,
     "allocatable": _offered,
     "capacity": _capacity,
     "clock": _clock,
-    "limits held": lambda node: held(node.alone.nodes),
-    "memory use": lambda node: use(node.alone.nodes, node.alone.ready),
 }
 """A check comes after those on which it depends."""
+
+
+def checks(of_features: Iterable[Check]) -> dict[str, Callable[[NodeSymptoms], Iterable[Finding]]]:
+    """Return all checks of a node by their names, in their order."""
+    return placed(_OWN, ((each.name, each.after, each) for each in of_features))

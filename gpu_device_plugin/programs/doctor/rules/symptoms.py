@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.features.mps.rules.mps_admission import lack
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
 from gpu_device_plugin.model.contract.node_use import node_report
 from gpu_device_plugin.model.mig import MigMode
@@ -153,6 +154,21 @@ class ClusterSymptoms:
     def ready(self) -> frozenset[str]:
         """The nodes on which an agent is ready."""
         return frozenset(agent.node for agent in self.agents if agent.ready)
+
+    @property
+    def supervised(self) -> frozenset[str]:
+        """The nodes on which an MPS supervisor is ready."""
+        return frozenset(part.node for part in self.supervisors if part.ready)
+
+    @property
+    def others(self) -> list[tuple[Detection, str]]:
+        """The other plugins on nodes that share GPUs, with the names of these."""
+        return [(each, node.name) for node in self.nodes if node.shares_gpus for each in node.other_plugins]
+
+    @property
+    def elastic_pods(self) -> list[Pod]:
+        """The pods whose memory annotations change while they run."""
+        return [seen.elastic for seen in self.pods if seen.elastic is not None]
 
 
 # --- A node, read on it -----------------------------------------------------------------------------------------------
@@ -303,6 +319,10 @@ class NodeSymptoms:
     def names(self) -> Mapping[str, str]:
         """The same of all GPUs, by UUID."""
         return {gpu.uuid: self.name(gpu) for gpu in self.inventory.gpus}
+
+    def mps_lack(self, gpu: Gpu) -> str:
+        """Return why MPS cannot limit a GPU, as a clause; empty: it can."""
+        return lack(self.mps, gpu)
 
     @property
     def labels(self) -> Mapping[str, str]:

@@ -9,12 +9,12 @@ import pytest
 
 from gpu_device_plugin.features.claims.contract import DeviceRequest
 from gpu_device_plugin.features.claims.rules.pool import Present
-from gpu_device_plugin.programs.doctor.rules.cluster_checks import CHECKS
 from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms, ComponentStatus, NodeSeen, PodSeen
 from gpu_device_plugin.report.rules.finding import Unknown
 from tests.claim_values import claim, part, serving, whole, with_instances
 from tests.findings import told
 from tests.names import COUNT, MEM
+from tests.reporting import CLUSTER_CHECKS as CHECKS
 
 CLASSES = {"gpushare": "", "gpushare-whole": COUNT}
 WITH_MIG = CLASSES | {"gpushare-mig": ""}

@@ -14,12 +14,14 @@ from gpu_device_plugin.model.contract.cordons import Cordon
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, OVER_USE, SWITCH_LABEL
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.programs.doctor.rules.cluster_checks import CHECKS, examine_partly, set_count
+from gpu_device_plugin.programs.doctor.rules.cluster_checks import set_count
 from gpu_device_plugin.programs.doctor.rules.component_checks import ADMISSION_POLICIES
 from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms, ComponentStatus, Lease, NodeSeen, PodSeen
 from gpu_device_plugin.report.rules.finding import Unknown, examine, worst
 from tests.findings import case, told
 from tests.names import COUNT, MEM
+from tests.reporting import CLUSTER_CHECKS as CHECKS
+from tests.reporting import examine_partly
 
 ROOT = Path(__file__).parents[4]
 TWO = NodeGpus((ListedGpu(0, 15), ListedGpu(1, 15)), share_mib=1024)

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.features.history.contract import GpuHistory, NodeHistory
 from gpu_device_plugin.model.telemetry import GpuTelemetry, Throttle
-from gpu_device_plugin.programs.doctor.rules.cluster_checks import CHECKS as CLUSTER_CHECKS
-from gpu_device_plugin.programs.doctor.rules.node_checks import CHECKS as NODE_CHECKS
 from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms
 from gpu_device_plugin.report.rules.finding import Unknown, sentence
 from tests.findings import told
 from tests.names import COUNT, MEM
 from tests.programs.doctor.rules.test_node_checks import WELL
+from tests.reporting import CLUSTER_CHECKS, NODE_CHECKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,10 +13,10 @@ from gpu_device_plugin.model.contract.keys import ALLOCATION, RESIZE_BOUND, SCHE
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.programs.doctor.rules.cluster_checks import CHECKS
 from gpu_device_plugin.programs.doctor.rules.symptoms import ComponentStatus, NodeSeen, PodSeen
 from tests.names import MEM
 from tests.programs.doctor.rules.test_cluster_checks import WELL, agent, node, of
+from tests.reporting import CLUSTER_CHECKS as CHECKS
 from tests.reports import ASKED, NO_LIMITS, SINCE, part, report
 
 ADVISORY = {0: GpuEnforcement(Enforcement.ADVISORY, NO_LIMITS)}

@@ -11,13 +11,13 @@ from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.programs.doctor.rules.node_checks import CHECKS
 from gpu_device_plugin.programs.doctor.rules.symptoms import AgentSeen, ApiSeen, NodeSeen, NodeSymptoms
 from gpu_device_plugin.report.rules.finding import Unknown
 from tests.findings import told
 from tests.mig_gpus import LARGE, MIDDLE, SMALL, in_mig_mode
 from tests.names import COUNT, MEM
 from tests.programs.doctor.rules.test_node_checks import changed
+from tests.reporting import NODE_CHECKS as CHECKS
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:

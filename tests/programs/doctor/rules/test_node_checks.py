@@ -17,7 +17,6 @@ from gpu_device_plugin.model.contract.nodegpus import NO_GPUS, ListedGpu, NodeGp
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.programs.doctor.rules.cluster_checks import set_count
-from gpu_device_plugin.programs.doctor.rules.node_checks import CHECKS
 from gpu_device_plugin.programs.doctor.rules.symptoms import (
     AgentSeen,
     ApiSeen,
@@ -31,6 +30,7 @@ from gpu_device_plugin.report.rules.finding import Unknown, examine, worst
 from tests.findings import case, told
 from tests.names import COUNT, MEM
 from tests.programs.doctor.rules.test_limit_checks import HELD, HOG, MISSING
+from tests.reporting import NODE_CHECKS as CHECKS
 from tests.reports import report
 from tests.resources import RESOURCES
 
