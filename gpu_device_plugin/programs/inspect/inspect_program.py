@@ -239,7 +239,7 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
     status = replace(status, events=events(raw_events or (), status))
     found = None
     if raw_nodes is not None and raw_pods is not None:
-        found = await cluster_of(raw_nodes, raw_pods, resources, access, kind=parts.kind)
+        found = await cluster_of(raw_nodes, raw_pods, resources, access, features=parts.facts, kind=parts.kind)
     claims: Sequence[Any] | None = found.more_of() if found is not None else ()
     if status.claims and not claims:
         claims, why = await all_of(parts.kind, access, namespace)
