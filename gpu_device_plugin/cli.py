@@ -6,7 +6,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -26,7 +26,6 @@ from gpu_device_plugin.settings.sources import Sources, Texts
 from gpu_device_plugin.settings.web import WebSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
 
     from gpu_device_plugin.programs.doctor.node_reading import Running
     from gpu_device_plugin.settings.node import NodeSettings

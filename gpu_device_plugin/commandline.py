@@ -6,20 +6,15 @@ import argparse
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NoReturn, TextIO
 
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.rules.columns import Line, Tone
 from gpu_device_plugin.report.rules.printing import nearest, printable
 from gpu_device_plugin.settings.common import ResourceSettings
-from gpu_device_plugin.settings.knobs import UsageError, knobs_of
+from gpu_device_plugin.settings.knobs import Knob, UsageError, knobs_of
 from gpu_device_plugin.settings.sources import Sources
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import TextIO
-
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.settings.knobs import Knob
 
 OK, FAILED, MISUSED = 0, 1, 2
 INTERRUPTED = 130

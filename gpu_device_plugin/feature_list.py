@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from gpu_device_plugin.settings.knobs import Settings
 
-    from gpu_device_plugin.settings.knobs import Settings
-
-    S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=Settings)
 
 F = TypeVar("F")
 K = TypeVar("K")

@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic
+from pathlib import Path
+from typing import Generic, NoReturn
 
 from gpu_device_plugin import files
 from gpu_device_plugin.aio.waiting import wait_within
-from gpu_device_plugin.model.contract.helperfiles import HelperFileError, State, Wanted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from typing import NoReturn
-
-    from gpu_device_plugin.model.contract.helperfiles import HelperFiles
+from gpu_device_plugin.model.contract.helperfiles import HelperFileError, HelperFiles, State, Wanted
 
 _log = logging.getLogger(__name__)
 

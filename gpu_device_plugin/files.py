@@ -6,11 +6,9 @@ import contextlib
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
 
 Stamp: TypeAlias = tuple[int, int, int]
 """One version of a file: inode, modification time in ns, size."""

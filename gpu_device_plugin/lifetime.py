@@ -7,6 +7,7 @@ import ctypes
 import gc
 import logging
 import signal
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -16,12 +17,11 @@ from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.settings.common import LogSettings
 from gpu_device_plugin.settings.knobs import Settings, UsageError, reload
+from gpu_device_plugin.settings.sources import Sources, Texts
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
-    from gpu_device_plugin.settings.sources import Sources, Texts
 
 
 S = TypeVar("S", bound=Settings)

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterator, MutableMapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from gpu_device_plugin.report.rules.printing import json_line, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, MutableMapping
-
 
 PACKAGE = "gpu_device_plugin"
 _OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import Page
-from gpu_device_plugin.model.gauges import Gauge
+from gpu_device_plugin.model.gauges import Gauge, Gauges, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
 
     from prometheus_client import Metric
 
-    from gpu_device_plugin.model.gauges import Gauges, Value
 
 
 # --- Counters and histograms. Labels have few values: names of resources, RPCs, causes; never pods or sentences. -----

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio import low_memory_imports
-from gpu_device_plugin.aio.http import STRANGERS, ListenError, page_at, serving_routes
+from gpu_device_plugin.aio.http import STRANGERS, ListenError, Route, page_at, serving_routes
+from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
-
-    from gpu_device_plugin.aio.http import Route
-    from gpu_device_plugin.settings.forms import Address
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 import struct
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from gpu_device_plugin.aio.connection_limit import ConnectionLimit, ConnectionSt
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Mapping
 
     from aiohttp.web_protocol import _RequestHandler
     from aiohttp.web_request import BaseRequest

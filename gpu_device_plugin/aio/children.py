@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import signal
 
 
 def signal_child(pid: int, returncode: int | None, number: signal.Signals) -> None:

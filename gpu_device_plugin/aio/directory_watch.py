@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-    from pathlib import Path
 
     from watchdog.observers.api import BaseObserver
 

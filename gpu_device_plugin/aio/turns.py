@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
 
 T = TypeVar("T")
 Lanes = OrderedDict["Hashable", "deque[asyncio.Future[None]]"]

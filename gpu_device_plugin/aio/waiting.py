@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
-
-if TYPE_CHECKING:
-    import logging
-    from collections.abc import Awaitable, Callable, Coroutine, Generator
-    from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 T = TypeVar("T")
 P = ParamSpec("P")

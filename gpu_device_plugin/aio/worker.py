@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_device_plugin.aio.waiting import together, wait_within
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
     from gpu_device_plugin.aio.observable import Observable
 

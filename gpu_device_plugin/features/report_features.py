@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,19 +36,17 @@ from gpu_device_plugin.features.mps.report import supervisor, supervisors
 from gpu_device_plugin.features.over_use.report import OverUseReport, over_used
 from gpu_device_plugin.features.preemption.report import PreemptionReport
 from gpu_device_plugin.features.use.report import UseReport, use
+from gpu_device_plugin.kubernetes.kubectl import Access
+from gpu_device_plugin.report.commands import Command, Option
 from gpu_device_plugin.report.followed_cluster import FollowedKind
 from gpu_device_plugin.report.rules.extension import AgentFacts, Check
-from gpu_device_plugin.settings.knobs import knobs_of
+from gpu_device_plugin.settings.knobs import Knob, knobs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     import msgspec
 
-    from gpu_device_plugin.kubernetes.kubectl import Access
-    from gpu_device_plugin.report.commands import Command, Option
     from gpu_device_plugin.report.rules.extension import PodCheck, ReportFeature
-    from gpu_device_plugin.settings.knobs import Knob
 
     Read = Callable[[Access, Sequence[msgspec.Raw], str], Awaitable[Any]]
     """Reads more of a cluster, given the pods with the labels of agents, and the agents' namespace."""

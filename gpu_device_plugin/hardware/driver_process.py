@@ -6,19 +6,15 @@ import asyncio
 import json
 import signal
 from collections import deque
-from typing import TYPE_CHECKING, TypeVar, cast
+from collections.abc import Callable, Iterable
+from typing import TypeVar, cast
 
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
-from gpu_device_plugin.hardware.messages import MalformedError, MessageStream
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from gpu_device_plugin.hardware.messages import Answer, Listing, Message
-    from gpu_device_plugin.node.rules.gpu_health import Probe, Xid
+from gpu_device_plugin.hardware.messages import Answer, Listing, MalformedError, Message, MessageStream
+from gpu_device_plugin.node.rules.gpu_health import Probe, Xid
 
 A = TypeVar("A")
 _NAME = "the process that speaks to the driver"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.hardware import driver
+from gpu_device_plugin.hardware.messages import Listing
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.node.rules.gpu_health import (
     Cause,
@@ -24,11 +25,6 @@ from gpu_device_plugin.node.rules.gpu_health import (
 )
 from gpu_device_plugin.node.rules.ledger import Reading
 from gpu_device_plugin.node.rules.positions import in_order
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.hardware.messages import Listing
 
 
 class State(StrEnum):

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from gpu_device_plugin.hardware.driver import ADVICE, MOST_OF_CONDITION
-from gpu_device_plugin.model.gpus import Gpu, Link, MigInstance  # noqa: TC001 - msgspec looks them up
+from gpu_device_plugin.model.gpus import Gpu, Link, MigInstance
 from gpu_device_plugin.model.mig import is_profile
 from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading, GpuTelemetry
 from gpu_device_plugin.node.rules.gpu_health import Probe, Xid
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from typing import TypeAlias
-
-    _Counted: TypeAlias = "GpuReading | GpuProcess | GpuTelemetry | CgroupLimit"
+_Counted: TypeAlias = "GpuReading | GpuProcess | GpuTelemetry | CgroupLimit"
 
 MOST_BYTES: Final = 4 << 20
 """The most bytes of a line. A description has 128 GPUs at most, and their links take 1 MB."""

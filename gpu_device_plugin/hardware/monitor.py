@@ -8,24 +8,20 @@ import os
 import re
 import sys
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.driver_process import DriverProcess
 from gpu_device_plugin.hardware.gpu_health_tracker import GpuHealthTracker, HealthChange, State
-from gpu_device_plugin.node.rules.gpu_health import HealthRules
+from gpu_device_plugin.hardware.messages import Answer, CgroupLimit, Listing, Message
+from gpu_device_plugin.model.telemetry import GpuReading, GpuTelemetry
+from gpu_device_plugin.node.rules.gpu_health import HealthRules, Probe, Xid
 from gpu_device_plugin.report.rules.printing import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from gpu_device_plugin.hardware.messages import Answer, CgroupLimit, Listing, Message
-    from gpu_device_plugin.model.telemetry import GpuReading, GpuTelemetry
-    from gpu_device_plugin.node.rules.gpu_health import Probe, Xid
 
 T = TypeVar("T")
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Container, Mapping
+from pathlib import Path
 
 import grpc
 from grpc import aio
 
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc, podresources_pb2, podresources_pb2_grpc
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Mapping
-    from pathlib import Path
 
 _OPTIONS = (
     # Channels to one path share a transport, so a channel to a recreated socket could inherit the dead transport.

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin import files
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner, owner_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 ROOT = Path("/sys/fs/cgroup")
 

@@ -9,21 +9,17 @@ from __future__ import annotations
 import binascii
 import json
 import re
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from gpu_device_plugin import files
 from gpu_device_plugin.kubelet.sockets import advice
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract import variables
 from gpu_device_plugin.model.limits import Enforcement
-from gpu_device_plugin.model.resources import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
-    from pathlib import Path
-
-    from gpu_device_plugin.model.resources import Names
+from gpu_device_plugin.model.resources import Kind, Names
 
 NAME = "kubelet_internal_checkpoint"
 _LARGEST = 64 << 20

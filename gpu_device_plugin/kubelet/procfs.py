@@ -5,15 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from gpu_device_plugin.kubelet.cgroup_names import owner_of_process
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
+from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner, owner_of_process
 
 PROC = Path("/proc")
 MOST = 8192

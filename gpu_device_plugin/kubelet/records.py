@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_pods
+from gpu_device_plugin.kubelet.checkpoint import Checkpoint
 from gpu_device_plugin.kubelet.sockets import KUBELET_SOCKET, identity
-from gpu_device_plugin.node.rules.ended_pods import EndedPods
+from gpu_device_plugin.model.resources import Names
+from gpu_device_plugin.node.rules.ended_pods import EndedPods, PodsInApi
 from gpu_device_plugin.node.rules.ledger import ReleaseEvidence
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-    from pathlib import Path
-
-    from gpu_device_plugin.kubelet.checkpoint import Checkpoint
-    from gpu_device_plugin.model.resources import Names
-    from gpu_device_plugin.node.rules.ended_pods import PodsInApi
 
 _LOOK_S = 0.02
 """Interval between checks whether the kubelet has written its checkpoint, which takes 1 to 100 ms."""

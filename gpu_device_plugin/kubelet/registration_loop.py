@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import NoReturn
 
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.kubelet import sockets
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
 from gpu_device_plugin.kubelet.calls import NotRegisteredError, options_of, register
 from gpu_device_plugin.kubelet.rounds import (
+    OnEvent,
     RegistrationEvent,
     RegistrationOverError,
     RegistrationRounds,
     RoundTimings,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from pathlib import Path
-    from typing import NoReturn
-
-    from gpu_device_plugin.kubelet.rounds import OnEvent
-    from gpu_device_plugin.kubelet.servicer import PluginServicer
-    from gpu_device_plugin.model.resources import Resource
+from gpu_device_plugin.kubelet.servicer import PluginServicer
+from gpu_device_plugin.model.resources import Resource
 
 
 @dataclass(slots=True)

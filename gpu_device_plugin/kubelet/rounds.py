@@ -5,23 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, NoReturn, TypeAlias, TypeVar
+from pathlib import Path
+from typing import NoReturn, TypeAlias, TypeVar
 
 from grpc import aio
 
 from gpu_device_plugin.aio.directory_watch import watching
+from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.kubelet import sockets
 from gpu_device_plugin.kubelet.calls import answers
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-    from pathlib import Path
-
-    from gpu_device_plugin.aio.observable import Observable
-
 
 _SERVER_OPTIONS = (
     # GetPreferredAllocation sends every free ID, twice at most: 4,000 are 192 KB. A million would take 245 MiB.

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
+from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
 from gpu_device_plugin.kubelet.rounds import Streams
 from gpu_device_plugin.model.contract import variables
+from gpu_device_plugin.model.resources import Resource
+from gpu_device_plugin.node.rules.advertised_devices import Offer
+from gpu_device_plugin.node.rules.container_grants import Grant
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
     from grpc import aio
 
-    from gpu_device_plugin.aio.observable import Observable
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.node.rules.advertised_devices import Offer
-    from gpu_device_plugin.node.rules.container_grants import Grant
 
 _MOST_CONTAINERS = 64
 """Most containers in one call. A kubelet asks for one."""

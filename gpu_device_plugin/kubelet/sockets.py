@@ -8,14 +8,12 @@ import fcntl
 import os
 import socket
 import stat
+from collections.abc import Collection
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, TypeAlias
+from pathlib import Path
+from typing import TypeAlias
 
 from gpu_device_plugin import files
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from pathlib import Path
 
 KUBELET_SOCKET = "kubelet.sock"
 OURS = "gpushare"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from pathlib import Path
+from typing import NoReturn, TypeVar
 
 import msgspec
 
 from gpu_device_plugin import files
+from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import in_thread
 from gpu_device_plugin.kubelet.sockets import OURS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gpu_device_plugin.aio.observable import Observable
 
 _log = logging.getLogger(__name__)
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.errors import NotFoundError, UnavailableError
 from gpu_device_plugin.kubernetes.objects.api_objects import Pod, readable
 from gpu_device_plugin.kubernetes.objects.decoding import PODS, decoded
 from gpu_device_plugin.model.contract.keys import AGENT_NAMESPACE, LARGEST_ANSWER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from gpu_device_plugin.kubernetes.client.api_client import Client
 
 T = TypeVar("T")
 

@@ -11,10 +11,11 @@ import signal
 import socket as sockets
 import subprocess
 import tempfile
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,9 +26,6 @@ from gpu_device_plugin.kubernetes.client.api_client import Client, Timing
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, GoneError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind, decoded
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
 
 T = TypeVar("T")
 

@@ -9,18 +9,16 @@ import random
 import time
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.kubernetes.client.answers import ApiAnswer
+from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ConflictError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import LEASES
 from gpu_device_plugin.model.times import micro_time
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.kubernetes.client.answers import ApiAnswer
-    from gpu_device_plugin.kubernetes.client.api_client import Client
 
 _log = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,7 +16,6 @@ from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.node.rules.admission_order import AdmissionOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
     import msgspec
 

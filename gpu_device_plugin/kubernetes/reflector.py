@@ -7,25 +7,28 @@ import logging
 import math
 import random
 import time
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.aio.worker import Backoff
+from gpu_device_plugin.kubernetes.client.answers import WatchEvent
+from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.errors import ApiError, Call, GoneError, UnavailableError
-from gpu_device_plugin.kubernetes.objects.decoding import UnreadableObjectError, read_version, version_number
-from gpu_device_plugin.kubernetes.store import Versioned
+from gpu_device_plugin.kubernetes.objects.decoding import (
+    ObjectKind,
+    UnreadableObjectError,
+    read_version,
+    version_number,
+)
+from gpu_device_plugin.kubernetes.store import Store, Versioned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
 
     import msgspec
 
-    from gpu_device_plugin.kubernetes.client.answers import WatchEvent
-    from gpu_device_plugin.kubernetes.client.api_client import Client
-    from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind
-    from gpu_device_plugin.kubernetes.store import Store
 
 _log = logging.getLogger(__name__)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from gpu_device_plugin.model.limits import Enforcement
-    from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.resources import Kind
 
 
 class AllocationSource(StrEnum):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    Row = tuple[Sequence[str], Sequence[float | None]]
-    """Labels, and a value for each gauge; None: unknown."""
+Row = tuple[Sequence[str], Sequence[float | None]]
+"""Labels, and a value for each gauge; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

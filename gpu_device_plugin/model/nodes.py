@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from gpu_device_plugin.model.contract.keys import HOSTNAME, STARTUP_TAINT
 from gpu_device_plugin.model.contract.nodelabels import switched_on
+from gpu_device_plugin.model.pods import Taint
+from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.model.times import epoch_s
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.model.pods import Taint
-    from gpu_device_plugin.model.resources import Amounts
 
 _GOING = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"})
 """Keys of the taints of a node whose pods an autoscaler evicts before it removes the node."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations
 from math import comb
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.resources import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 # Up to this number of groups of whole GPUs, all are compared: 4 of 8 are 70. Beyond it, one is grown greedily from each
 # of the GPUs that are connected best, and these are compared: 8 of 16 would be 12,870 groups.

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
 from gpu_device_plugin.model.sharing import weight
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _MOST_CONTAINERS, MOST_WRITTEN = 16, 1024
 """Containers, and bytes of annotations, of a pod that is not `Pod.bulky`."""

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from gpu_device_plugin.model.gpus import MOST_POSITIONS, Links
+from gpu_device_plugin.model.gpus import MOST_POSITIONS, Gpu, Inventory, Link, Links
 from gpu_device_plugin.model.memory import MAX_DEVICE_IDS, format_mib, shares_of, smallest_share_mib
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-
-    from gpu_device_plugin.model.gpus import Gpu, Inventory, Link
 
 # dcgm-exporter splits a device ID at the same separator to find the GPU.
 _SEPARATOR = "::"

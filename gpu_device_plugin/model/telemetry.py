@@ -6,12 +6,10 @@ Temperature, power, clocks, load, links and memory errors. Whether a GPU is in s
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+from typing import Any
 
 
 class TelemetryGroup(StrEnum):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
+from gpu_device_plugin.feature_list import FeatureSpec
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware
@@ -22,36 +24,30 @@ from gpu_device_plugin.kubelet.rounds import RegistrationEvent
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
 from gpu_device_plugin.kubelet.statefile import SHARE_SIZE, StateFile
+from gpu_device_plugin.model.allocations import Allocation, Place
+from gpu_device_plugin.model.gauges import Gauges
+from gpu_device_plugin.model.limits import LimitState
 from gpu_device_plugin.model.memory import format_mib
-from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.shares import SHARES
 from gpu_device_plugin.node.allocation_handler import AllocationHandler
 from gpu_device_plugin.node.configuration import Configuration, initial
-from gpu_device_plugin.node.extension import Features
+from gpu_device_plugin.node.extension import Features, Server
 from gpu_device_plugin.node.feature_context import NodeContext
 from gpu_device_plugin.node.node_api import NodeApi, reach_api
 from gpu_device_plugin.node.node_events import Reports
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.reconciler import Reconciler
 from gpu_device_plugin.node.rules.node import Node
-from gpu_device_plugin.node.rules.node_config import share_size
+from gpu_device_plugin.node.rules.node_config import NodeConfig, share_size
 from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 from gpu_device_plugin.node.serving import Advertiser, DevicePlugin, OtherPlugins
 from gpu_device_plugin.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Mapping
-    from typing import Any
 
-    from gpu_device_plugin.feature_list import FeatureSpec
-    from gpu_device_plugin.model.allocations import Allocation, Place
-    from gpu_device_plugin.model.gauges import Gauges
-    from gpu_device_plugin.model.limits import LimitState
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.node.extension import Server
     from gpu_device_plugin.node.node_cluster import NodeCluster
-    from gpu_device_plugin.node.rules.node_config import NodeConfig
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
@@ -13,8 +15,9 @@ from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.kubelet.servicer import RefusalError
 from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.placing import POLICIES
-from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.node.extension import GrantDraft, GrantRequest, StartRequest
+from gpu_device_plugin.node.feature_context import NodeContext
 from gpu_device_plugin.node.rules.admission import (
     Refusal,
     RefusalCode,
@@ -24,19 +27,21 @@ from gpu_device_plugin.node.rules.admission import (
     refuse_without_nodes,
     why_not_its_own,
 )
-from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES, NOBODY, OPTIONAL_NODES, GrantOwner, grant
+from gpu_device_plugin.node.rules.container_grants import (
+    CONTROL_NODES,
+    NOBODY,
+    OPTIONAL_NODES,
+    Delivery,
+    Grant,
+    GrantOwner,
+    grant,
+)
 from gpu_device_plugin.node.rules.ledger import Ledger
-from gpu_device_plugin.node.rules.matching import Call
+from gpu_device_plugin.node.rules.matching import Call, Match
 from gpu_device_plugin.node.rules.preferred_allocation import UNMATCHED, PreferredAllocationRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-    from pathlib import Path
 
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.rules.container_grants import Delivery, Grant
-    from gpu_device_plugin.node.rules.matching import Match
     from gpu_device_plugin.node.waiting_pods import WaitingPods
 
 _log = logging.getLogger(__name__)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
@@ -12,23 +13,20 @@ from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import MonitorTimings
 from gpu_device_plugin.kubelet.statefile import StateFile
-from gpu_device_plugin.model.contract.cordons import LONGEST_CORDONS, cordons_of, write_cordons
+from gpu_device_plugin.model.contract.cordons import LONGEST_CORDONS, Cordon, cordons_of, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
 from gpu_device_plugin.model.gpus import NO_LINKS
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.shares import Shares, TooManySharesError
+from gpu_device_plugin.node.feature_context import NodeContext
+from gpu_device_plugin.node.reconciler import Reconciler
 from gpu_device_plugin.node.rules.gpu_health import HealthRules
 from gpu_device_plugin.node.rules.node_config import NodeConfig, NodeFacts, derive
+from gpu_device_plugin.node.rules.serving_mode import Serving
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import NoReturn
 
-    from gpu_device_plugin.model.contract.cordons import Cordon
-    from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.reconciler import Reconciler
-    from gpu_device_plugin.node.rules.serving_mode import Serving
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)

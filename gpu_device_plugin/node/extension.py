@@ -6,33 +6,26 @@ method below for every feature, in the order of the agent's list of features.
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
+from gpu_device_plugin.aio.http import Route
+from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.feature_list import FeatureList
-from gpu_device_plugin.model.limits import LimitMeans
+from gpu_device_plugin.kubelet.checkpoint import Checkpoint
+from gpu_device_plugin.model.allocations import Allocation
+from gpu_device_plugin.model.gauges import Gauges
+from gpu_device_plugin.model.limits import GpuEnforcement, LimitMeans
+from gpu_device_plugin.model.placing import Placement
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.shares import Shares
 from gpu_device_plugin.node.rules.admission import Refusal
-from gpu_device_plugin.node.rules.container_grants import NOTHING
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
-    from typing import Any, NoReturn
-
-    from gpu_device_plugin.aio.http import Route
-    from gpu_device_plugin.aio.observable import Observable
-    from gpu_device_plugin.kubelet.checkpoint import Checkpoint
-    from gpu_device_plugin.model.allocations import Allocation
-    from gpu_device_plugin.model.gauges import Gauges
-    from gpu_device_plugin.model.limits import GpuEnforcement
-    from gpu_device_plugin.model.placing import Placement
-    from gpu_device_plugin.model.resources import Kind
-    from gpu_device_plugin.model.shares import Shares
-    from gpu_device_plugin.node.rules.container_grants import Delivery, Grant, GrantOwner, Mount
-    from gpu_device_plugin.node.rules.matching import Match
-    from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
-    from gpu_device_plugin.node.rules.serving_mode import Serving
+from gpu_device_plugin.node.rules.container_grants import NOTHING, Delivery, Grant, GrantOwner, Mount
+from gpu_device_plugin.node.rules.matching import Match
+from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
+from gpu_device_plugin.node.rules.serving_mode import Serving
 
 Tasks: TypeAlias = "Iterable[Coroutine[Any, Any, NoReturn]]"
 

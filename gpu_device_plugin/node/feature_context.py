@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.hardware.monitor import Hardware
+from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
+from gpu_device_plugin.kubelet.records import KubeletRecords
+from gpu_device_plugin.model.allocations import Allocation, Place
+from gpu_device_plugin.model.limits import LimitState
+from gpu_device_plugin.node.extension import Features
+from gpu_device_plugin.node.node_api import NodeApi
+from gpu_device_plugin.node.node_events import Reports
+from gpu_device_plugin.node.node_state import NodeState
+from gpu_device_plugin.node.rules.node_config import NodeConfig
+from gpu_device_plugin.node.serving import DevicePlugin, OtherPlugins
 
-    from gpu_device_plugin import metrics as m
-    from gpu_device_plugin.aio.observable import Observable
-    from gpu_device_plugin.hardware.monitor import Hardware
-    from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
-    from gpu_device_plugin.kubelet.records import KubeletRecords
-    from gpu_device_plugin.model.allocations import Allocation, Place
-    from gpu_device_plugin.model.limits import LimitState
-    from gpu_device_plugin.node.extension import Features
-    from gpu_device_plugin.node.node_api import NodeApi
+if TYPE_CHECKING:
+
     from gpu_device_plugin.node.node_cluster import NodeCluster
-    from gpu_device_plugin.node.node_events import Reports
-    from gpu_device_plugin.node.node_state import NodeState
-    from gpu_device_plugin.node.rules.node_config import NodeConfig
-    from gpu_device_plugin.node.serving import DevicePlugin, OtherPlugins
     from gpu_device_plugin.settings.node import NodeSettings
 
 

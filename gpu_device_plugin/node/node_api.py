@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio import low_memory_imports
 from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.node.rules.ended_pods import PodsInApi
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
     from gpu_device_plugin.kubernetes.client.config import ClusterConfig
     from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.model.pods import Pod
     from gpu_device_plugin.node.node_publisher import NodePublisher
     from gpu_device_plugin.node.waiting_pods import WaitingPods
     from gpu_device_plugin.settings.node import NodeSettings

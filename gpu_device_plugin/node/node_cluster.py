@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
@@ -27,8 +28,6 @@ from gpu_device_plugin.node.rules.node import assigned_shares
 from gpu_device_plugin.node.waiting_pods import WaitingPods
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import NoReturn
 
     from gpu_device_plugin.kubernetes.client.config import ClusterConfig
     from gpu_device_plugin.kubernetes.writers.evictions import Eviction

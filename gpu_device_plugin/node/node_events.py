@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.hardware.gpu_health_tracker import HealthChange
 from gpu_device_plugin.kubelet.rounds import RegistrationEvent
 from gpu_device_plugin.model.memory import format_mib
-from gpu_device_plugin.node.rules.gpu_health import Cause, judge
+from gpu_device_plugin.node.node_api import NodeApi
+from gpu_device_plugin.node.node_state import NodeState
+from gpu_device_plugin.node.rules.gpu_health import Cause, Xid, judge
+from gpu_device_plugin.settings.knobs import Reload
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.hardware.gpu_health_tracker import HealthChange
-    from gpu_device_plugin.node.node_api import NodeApi
-    from gpu_device_plugin.node.node_state import NodeState
-    from gpu_device_plugin.node.rules.gpu_health import Xid
-    from gpu_device_plugin.settings.knobs import Reload
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)

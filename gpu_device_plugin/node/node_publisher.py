@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, wait_within
@@ -30,8 +31,6 @@ from gpu_device_plugin.model.shares import TooManySharesError
 from gpu_device_plugin.node.rules.positions import listed_before
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping
-    from typing import NoReturn
 
     from gpu_device_plugin.kubernetes.client.api_client import Client
     from gpu_device_plugin.kubernetes.writers.own_node import OwnNode

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec
 
 from gpu_device_plugin.aio.observable import Observable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from gpu_device_plugin.model.gpus import Links
-    from gpu_device_plugin.model.shares import Shares
-    from gpu_device_plugin.node.rules.ledger import Ledger
-    from gpu_device_plugin.node.rules.node import Block, Node
+from gpu_device_plugin.model.gpus import Links
+from gpu_device_plugin.model.shares import Shares
+from gpu_device_plugin.node.rules.ledger import Ledger
+from gpu_device_plugin.node.rules.node import Block, Node
 
 P = ParamSpec("P")
 

@@ -7,25 +7,23 @@ import contextlib
 import logging
 import math
 import time
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, wait_within
-from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
+from gpu_device_plugin.hardware.monitor import Hardware
+from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, Stamp
+from gpu_device_plugin.kubelet.records import KubeletRecords
+from gpu_device_plugin.model.allocations import Allocation
+from gpu_device_plugin.node.extension import Features
+from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.ledger import SETTLING_S, IdState, Ledger, held_through_others
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-    from typing import NoReturn
 
-    from gpu_device_plugin.hardware.monitor import Hardware
-    from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Stamp
-    from gpu_device_plugin.kubelet.records import KubeletRecords
-    from gpu_device_plugin.model.allocations import Allocation
-    from gpu_device_plugin.node.extension import Features
-    from gpu_device_plugin.node.node_state import NodeState
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)

@@ -5,33 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.aio.worker import Worker
+from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
 from gpu_device_plugin.kubelet.servicer import device_list
-from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.node.rules.advertised_devices import ADVICE, RecentRefusals, offers
+from gpu_device_plugin.kubelet.statefile import StateFile
+from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.model.shares import Listing
+from gpu_device_plugin.node.node_api import NodeApi
+from gpu_device_plugin.node.node_events import Reports
+from gpu_device_plugin.node.node_state import NodeState
+from gpu_device_plugin.node.reconciler import Reconciler
+from gpu_device_plugin.node.rules.admission import Refusal
+from gpu_device_plugin.node.rules.advertised_devices import ADVICE, Offer, RecentRefusals, offers
+from gpu_device_plugin.node.rules.node_config import NodeConfig
 from gpu_device_plugin.node.rules.serving_mode import Serving, ServingMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import NoReturn
 
     from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
-    from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
-    from gpu_device_plugin.kubelet.statefile import StateFile
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.model.shares import Listing
-    from gpu_device_plugin.node.node_api import NodeApi
-    from gpu_device_plugin.node.node_events import Reports
-    from gpu_device_plugin.node.node_state import NodeState
-    from gpu_device_plugin.node.reconciler import Reconciler
-    from gpu_device_plugin.node.rules.admission import Refusal
-    from gpu_device_plugin.node.rules.advertised_devices import Offer
-    from gpu_device_plugin.node.rules.node_config import NodeConfig
 
 _log = logging.getLogger(__name__)
 

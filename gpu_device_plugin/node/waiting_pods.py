@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from types import MappingProxyType
@@ -20,7 +21,6 @@ from gpu_device_plugin.node.rules.ledger import SETTLING_S
 from gpu_device_plugin.node.rules.matching import ContainerRequest, Matched, WaitingPod, match
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.kubernetes.node_pods import NodePods
     from gpu_device_plugin.model.allocations import Allocation, Slot

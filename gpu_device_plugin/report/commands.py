@@ -5,32 +5,28 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin.commandline import say
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, NotFoundError
-from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
+from gpu_device_plugin.kubernetes.kubectl import Access, ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.api_objects import readable
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS
 from gpu_device_plugin.kubernetes.objects.pod_details import pod_and_status
-from gpu_device_plugin.report.followed_cluster import cluster
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Resource
+from gpu_device_plugin.report.followed_cluster import FollowedCluster, FollowedKind, cluster
 from gpu_device_plugin.report.rules.columns import Line
-from gpu_device_plugin.report.rules.extension import foreign_annotations
+from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus, foreign_annotations
 from gpu_device_plugin.report.rules.finding import Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
 
     import msgspec
 
-    from gpu_device_plugin.kubernetes.kubectl import Access
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.followed_cluster import FollowedCluster, FollowedKind
-    from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus
 
     Arguments = Callable[[argparse._ActionsContainer], object]
     """Adds arguments to a parser."""

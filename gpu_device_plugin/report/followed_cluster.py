@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.kubernetes.objects.api_objects import readable
-from gpu_device_plugin.kubernetes.objects.decoding import NodeReader, PodReader
+from gpu_device_plugin.kubernetes.objects.decoding import NodeReader, ObjectKind, PodReader
 from gpu_device_plugin.kubernetes.objects.pod_details import brief, scheduling_status
 from gpu_device_plugin.kubernetes.store import Store, replacing
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
 from gpu_device_plugin.model.contract.node_use import NO_REPORT, STALE_S, NodeReport, node_report
+from gpu_device_plugin.model.contract.nodegpus import NodeGpus
 from gpu_device_plugin.model.nodes import NodeRecord
-from gpu_device_plugin.model.pods import MOST_WRITTEN
-from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.report.rules.extension import foreign_annotations
-from gpu_device_plugin.report.rules.held_instances import instance_pod
+from gpu_device_plugin.model.pods import MOST_WRITTEN, Pod
+from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus, foreign_annotations
+from gpu_device_plugin.report.rules.held_instances import InstancePod, instance_pod
 from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.scheduler.cluster_state import Fleet, FleetEntry
-from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
+from gpu_device_plugin.scheduler.rules.candidate import Candidate, gpus_of_node
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import msgspec
 
-    from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind
-    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus
-    from gpu_device_plugin.report.rules.held_instances import InstancePod
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 _NAMES_CLAIMS = b'"resourceClaims"'
 """In the JSON of a pod that names ResourceClaims."""

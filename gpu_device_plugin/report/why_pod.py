@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.errors import ApiError
 from gpu_device_plugin.kubernetes.objects.api_objects import ConfigMap, escaped
 from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind, UnreadableObjectError, decoded
 from gpu_device_plugin.model.contract.keys import GPU_POLICY
-from gpu_device_plugin.report.rules.extension import Kept
-from gpu_device_plugin.report.rules.finding import note
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Resource
+from gpu_device_plugin.report.rules.extension import Kept, ReportFeature, SchedulingStatus
+from gpu_device_plugin.report.rules.finding import Finding, note
 from gpu_device_plugin.report.rules.held_instances import asked_by_profile, asked_instances
 from gpu_device_plugin.report.rules.node_answers import NodeAnswer, answers, describe
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.pod_causes import besides, causes, exclusions
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.extender import ExtenderSettings
-from gpu_device_plugin.settings.knobs import SettingsError
+from gpu_device_plugin.settings.knobs import Knob, SettingsError
 from gpu_device_plugin.settings.sources import Sources, Text, Texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import msgspec
 
-    from gpu_device_plugin.kubernetes.client.api_client import Client
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus
-    from gpu_device_plugin.report.rules.finding import Finding
-    from gpu_device_plugin.report.rules.node_view import NodeView
-    from gpu_device_plugin.settings.knobs import Knob
 
 CONFIGURATION = "gpushare-extender"
 """The ConfigMap of the extender in our manifests; they may be applied in any namespace."""

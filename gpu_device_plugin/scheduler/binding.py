@@ -6,29 +6,21 @@ import asyncio
 import logging
 import math
 import re
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError
-from gpu_device_plugin.kubernetes.writers.binder import BindError
+from gpu_device_plugin.kubernetes.writers.binder import BindError, PodRef
 from gpu_device_plugin.model.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION, MEMORY_HELD
-from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S, ControllerContext
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
-from gpu_device_plugin.scheduler.rules.fitting import by_claims, fit
-from gpu_device_plugin.scheduler.rules.pod_demand import Impossible, ask
+from gpu_device_plugin.scheduler.rules.fitting import Fit, by_claims, fit
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Impossible, ask
 from gpu_device_plugin.scheduler.rules.usage import promise
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from gpu_device_plugin.kubernetes.writers.binder import PodRef
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.fitting import Fit
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
-
 
 _log = logging.getLogger(__name__)
 

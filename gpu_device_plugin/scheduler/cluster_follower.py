@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,19 +11,18 @@ from gpu_device_plugin.kubernetes.objects.decoding import NodeReader, PodReader
 from gpu_device_plugin.kubernetes.store import Store
 from gpu_device_plugin.model.contract.keys import NODE_USE, READ_ON_NODES, READ_ON_PODS, STAND_IN
 from gpu_device_plugin.model.contract.node_use import brief_use
+from gpu_device_plugin.model.gpus import Links
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
     import msgspec
 
-    from gpu_device_plugin.model.gpus import Links
-    from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.scheduler.controller_context import ControllerContext
 
 _log = logging.getLogger(__name__)
 

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import MEMORY_PROMISED
-from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
-from gpu_device_plugin.scheduler.rules.candidate import candidate
+from gpu_device_plugin.model.contract.nodegpus import NodeGpus
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Resource
+from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate
 from gpu_device_plugin.scheduler.rules.changes import View
-from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPods
+from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod, OtherPods
 from gpu_device_plugin.scheduler.rules.usage import NOTHING, GpuConsumer, Usage, Usages
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 
 _UNTOUCHABLE = 1 << 31
 """A priority above that of every pod."""

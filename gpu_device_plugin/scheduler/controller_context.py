@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from gpu_device_plugin.kubernetes.client.api_client import Timing
+from gpu_device_plugin.kubernetes.client.api_client import Client, Timing
 from gpu_device_plugin.kubernetes.lease import LeaseTiming
 from gpu_device_plugin.kubernetes.reflector import ReflectorTiming
+from gpu_device_plugin.kubernetes.writers.binder import Binder, BinderTiming
 from gpu_device_plugin.kubernetes.writers.events import EventWriter
+from gpu_device_plugin.metrics import Metrics
+from gpu_device_plugin.model.resources import Resource
+from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.scheduler.extension import SchedulerFeatures
 from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Sequence
-
-    from gpu_device_plugin.kubernetes.client.api_client import Client
-    from gpu_device_plugin.kubernetes.writers.binder import Binder, BinderTiming
-    from gpu_device_plugin.metrics import Metrics
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.scheduler.cluster_state import Fleet
-    from gpu_device_plugin.settings.extender import ExtenderSettings
-
+from gpu_device_plugin.settings.extender import ExtenderSettings
 
 LATEST_COMMIT_S = 60.0
 """A request may take effect until this long after we gave up on it: kube-apiserver's default request timeout."""

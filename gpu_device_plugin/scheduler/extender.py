@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.http import STRANGERS, ListenError, serving_routes, written
+from gpu_device_plugin.aio.http import STRANGERS, ListenError, Route, serving_routes, written
 from gpu_device_plugin.aio.waiting import for_ever
 from gpu_device_plugin.aio.worker import Worker
+from gpu_device_plugin.feature_list import FeatureSpec
 from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import SERVICE_ACCOUNT, ClusterConfig
+from gpu_device_plugin.kubernetes.client.errors import ApiError
 from gpu_device_plugin.kubernetes.lease import Lease
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS, PodReader
 from gpu_device_plugin.kubernetes.reflector import Reflector
@@ -23,30 +26,21 @@ from gpu_device_plugin.kubernetes.writers.binder import Binder, BinderTiming
 from gpu_device_plugin.lifetime import ReloadingProgram, freeze_objects, tls_of
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT, MalformedAnnotationError
 from gpu_device_plugin.model.contract.promises import promises
+from gpu_device_plugin.model.nodes import NodeRecord
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.scheduler.binding import Binding, Freshness
 from gpu_device_plugin.scheduler.cluster_follower import ClusterFollower
 from gpu_device_plugin.scheduler.cluster_state import Fleet, FleetEntry
-from gpu_device_plugin.scheduler.controller_context import DEFAULT_TIMINGS, ControllerContext
+from gpu_device_plugin.scheduler.controller_context import DEFAULT_TIMINGS, ControllerContext, ExtenderTimings
 from gpu_device_plugin.scheduler.extender_routes import ExtenderRoutes
 from gpu_device_plugin.scheduler.leader_tasks import LeaderTasks
-from gpu_device_plugin.scheduler.leadership import Readiness
+from gpu_device_plugin.scheduler.leadership import Readiness, Watches
+from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics
 from gpu_device_plugin.scheduler.verbs import Verbs
 from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from gpu_device_plugin.aio.http import Route
-    from gpu_device_plugin.feature_list import FeatureSpec
-    from gpu_device_plugin.kubernetes.client.errors import ApiError
-    from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.scheduler.controller_context import ExtenderTimings
-    from gpu_device_plugin.scheduler.leadership import Watches
-    from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
-    from gpu_device_plugin.settings.forms import Address
 
 _log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
@@ -14,14 +14,10 @@ from gpu_device_plugin.aio.http import JSON, Page, Request, Route, page_at
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.kubernetes.writers.binder import PodRef
 from gpu_device_plugin.scheduler import wire
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from gpu_device_plugin.scheduler.binding import Binding
-    from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.leadership import Readiness
-    from gpu_device_plugin.scheduler.verbs import Verbs
+from gpu_device_plugin.scheduler.binding import Binding
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
+from gpu_device_plugin.scheduler.leadership import Readiness
+from gpu_device_plugin.scheduler.verbs import Verbs
 
 _log = logging.getLogger(__name__)
 

@@ -6,28 +6,27 @@ every feature, in the order of the extender's list of features.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from gpu_device_plugin.feature_list import FeatureList
+from gpu_device_plugin.model.nodes import NodeRecord
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.scheduler.leader_tasks import LeaderStep
+from gpu_device_plugin.scheduler.node_evaluator import Ranker
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
+from gpu_device_plugin.scheduler.rules.fitting import Fit
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
+from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
+from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics, WaitingReason
+from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
+from gpu_device_plugin.scheduler.wire import Placing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-    from typing import Any, NoReturn
 
     from msgspec import Raw
 
-    from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.scheduler.leader_tasks import LeaderStep
-    from gpu_device_plugin.scheduler.node_evaluator import Ranker
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.fitting import Fit
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
-    from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
-    from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics, WaitingReason
-    from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
-    from gpu_device_plugin.scheduler.wire import Placing
 
 Tasks: TypeAlias = "Iterable[Coroutine[Any, Any, NoReturn]]"
 Proposals: TypeAlias = "Iterable[tuple[Candidate, Sequence[GpuConsumer], frozenset[str]]]"

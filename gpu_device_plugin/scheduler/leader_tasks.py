@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from gpu_device_plugin.aio.waiting import for_ever, together
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 
 _log = logging.getLogger(__name__)
 

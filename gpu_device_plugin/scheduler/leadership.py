@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.kubernetes.client.config import SERVICE_ACCOUNT
-from gpu_device_plugin.kubernetes.lease import holder_of
+from gpu_device_plugin.kubernetes.lease import Lease, holder_of
+from gpu_device_plugin.kubernetes.reflector import Reflector
+from gpu_device_plugin.model.nodes import NodeRecord
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
+from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
-
-    from gpu_device_plugin.kubernetes.lease import Lease
-    from gpu_device_plugin.kubernetes.reflector import Reflector
-    from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
-
-    Watches = Mapping[str, Reflector[NodeRecord] | Reflector[Pod | OtherPod]]
+Watches = Mapping[str, Reflector[NodeRecord] | Reflector[Pod | OtherPod]]
 
 _TERM_S = 1.0
 """How long the holder of kube-scheduler's Lease is remembered. Another needs more than 10 s to take it."""

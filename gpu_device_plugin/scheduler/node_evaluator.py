@@ -8,26 +8,20 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable, Generator, MutableSequence, Sequence
 from dataclasses import dataclass
 from itertools import compress, repeat
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from gpu_device_plugin.model.placing import FIT
-from gpu_device_plugin.model.resources import NO_AMOUNTS
-from gpu_device_plugin.scheduler.rules.changes import ChangeLog
+from gpu_device_plugin.model.placing import FIT, Ranks
+from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
+from gpu_device_plugin.scheduler.rules.changes import ChangeLog, View
 from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
 from gpu_device_plugin.scheduler.rules.fitting import reason_of_one, room_decides, unfit
 from gpu_device_plugin.scheduler.rules.packing import CachingPacker, Effort, TooLongError
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 from gpu_device_plugin.scheduler.rules.scoring import Scorer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, MutableSequence, Sequence
-
-    from gpu_device_plugin.model.placing import Ranks
-    from gpu_device_plugin.model.resources import Amounts
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.changes import View
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 V = TypeVar("V")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
@@ -13,24 +14,23 @@ from gpu_device_plugin.aio.http import JSON, Page
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader, UnreadableObjectError
 from gpu_device_plugin.metrics import VERDICTS
 from gpu_device_plugin.model.contract.keys import READ_ON_PODS
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.scheduler import wire
+from gpu_device_plugin.scheduler.cluster_state import Fleet
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
+from gpu_device_plugin.scheduler.extension import Proposals
 from gpu_device_plugin.scheduler.node_evaluator import UNKNOWN
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.fitting import unfit
 from gpu_device_plugin.scheduler.rules.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Impossible, ask
 from gpu_device_plugin.scheduler.rules.scheduler_gauges import WaitingReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from msgspec import Raw
 
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.scheduler.cluster_state import Fleet
-    from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.extension import Proposals
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 
 _log = logging.getLogger(__name__)

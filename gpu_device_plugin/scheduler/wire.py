@@ -6,17 +6,15 @@ fields, with null for an empty one. Pods and nodes are not of these types; only 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct, field
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.scheduler.cluster_state import FleetEntry
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
+from gpu_device_plugin.scheduler.cluster_state import FleetEntry
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 T = TypeVar("T")
 

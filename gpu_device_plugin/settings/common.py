@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
 
 from gpu_device_plugin.model.resources import Kind, Resource
-from gpu_device_plugin.settings.forms import DOMAIN, RESOURCE_NAME, api_server, one_of
+from gpu_device_plugin.settings.forms import DOMAIN, RESOURCE_NAME, Address, api_server, one_of
 from gpu_device_plugin.settings.knobs import Settings, SettingsError, knob
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from gpu_device_plugin.settings.forms import Address
 
 
 class ResourceSettings(Settings):

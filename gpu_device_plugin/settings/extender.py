@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
 
 from gpu_device_plugin.model.placing import POLICIES
 from gpu_device_plugin.settings.common import (
@@ -25,10 +27,6 @@ from gpu_device_plugin.settings.forms import (
     one_of,
 )
 from gpu_device_plugin.settings.knobs import Form, SettingsError, knob
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 def _identity(text: str) -> str:

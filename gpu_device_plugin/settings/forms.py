@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from gpu_device_plugin.model.memory import parse_mib
 from gpu_device_plugin.model.times import seconds
 from gpu_device_plugin.report.rules.printing import nearest
 from gpu_device_plugin.settings.knobs import Form
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 T = TypeVar("T")
 W = TypeVar("W", bound=str)

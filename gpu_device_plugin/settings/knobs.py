@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, dataclass_transform
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from dataclasses import Field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Settings")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar
 
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.placing import POLICIES
@@ -29,10 +31,6 @@ from gpu_device_plugin.settings.forms import (
     some_of,
 )
 from gpu_device_plugin.settings.knobs import Form, SettingsError, knob
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 
 def _gpu_name(text: str) -> str:

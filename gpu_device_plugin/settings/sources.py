@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from gpu_device_plugin import files
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.model.contract.variables import COMPUTE_LIMIT, LIMITS, MEMORY_GUARANTEED, MEMORY_LIMIT
 from gpu_device_plugin.report.rules.printing import nearest
-from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, PROGRAM, Settings, SettingsError, knobs_of, refuse
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from gpu_device_plugin.settings.knobs import Form, Knob
+from gpu_device_plugin.settings.knobs import (
+    ENVIRONMENT_PREFIX,
+    PROGRAM,
+    Form,
+    Knob,
+    Settings,
+    SettingsError,
+    knobs_of,
+    refuse,
+)
 
 S = TypeVar("S", bound=Settings)
 

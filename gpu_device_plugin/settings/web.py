@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
 
 from gpu_device_plugin.model.contract.keys import AGENT_NAMESPACE
 from gpu_device_plugin.settings.common import (
@@ -15,10 +17,6 @@ from gpu_device_plugin.settings.common import (
 )
 from gpu_device_plugin.settings.forms import ADDRESS, OPTIONAL_PATH, OPTIONAL_URL, Address, object_name
 from gpu_device_plugin.settings.knobs import SettingsError, knob
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 class WebSettings(ResourceSettings, LogSettings):

@@ -6,14 +6,12 @@ with ``gpu.`` or ``gpushare.``. A record has neither environments nor annotation
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.pods import Pod
 
 LOGGER = "gpu_device_plugin.audit"
 """The logger of all records; the lines are of the level info."""

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any, NoReturn
 
+from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind, AuditRecord
-from gpu_device_plugin.features.audit.rules import changes, decision, grants, offered
+from gpu_device_plugin.features.audit.rules import Grants, changes, decision, grants, offered
 from gpu_device_plugin.features.eviction.rules import EVICTED
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.kubelet.statefile import StateFile
 from gpu_device_plugin.model.times import epoch_s, rfc3339
-from gpu_device_plugin.node.extension import NodeFeature
+from gpu_device_plugin.node.extension import NodeFeature, Tasks
+from gpu_device_plugin.node.feature_context import NodeContext
 from gpu_device_plugin.node.node_api import Happening
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, NoReturn
-
-    from gpu_device_plugin.aio.observable import Observable
-    from gpu_device_plugin.features.audit.rules import Grants
-    from gpu_device_plugin.node.extension import Tasks
-    from gpu_device_plugin.node.feature_context import NodeContext
 
 _audit = logging.getLogger(LOGGER)
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from gpu_device_plugin.features.audit.contract import AuditKind, AuditRecord
-from gpu_device_plugin.features.use.rules.container_gpus import granted_by_place
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus, granted_by_place
+from gpu_device_plugin.model.gpus import Inventory
 from gpu_device_plugin.model.memory import format_mib
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
-    from gpu_device_plugin.model.gpus import Inventory
-    from gpu_device_plugin.model.shares import SharedGpu, Shares
+from gpu_device_plugin.model.shares import SharedGpu, Shares
 
 Grants: TypeAlias = "Mapping[tuple[str, str, str], AuditRecord]"
 """What containers have, by `AuditRecord.place`, each since its `began`."""

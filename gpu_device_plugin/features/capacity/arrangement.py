@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,16 +22,15 @@ from gpu_device_plugin.kubernetes.objects.api_objects import ApiObject, Named, r
 from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind, ObjectMeta, PodReader, decoded
 from gpu_device_plugin.kubernetes.objects.pod_details import PodObject
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Amounts, Resource
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.scheduler.rules.candidate import candidate
 from gpu_device_plugin.scheduler.rules.node_constraints import MOST_TERMS, NOWHERE, Requirement
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Amounts, Resource
     from gpu_device_plugin.report.rules.node_view import NodeView
 
 BUDGETS = ObjectKind("poddisruptionbudgets", group="policy")

@@ -6,27 +6,30 @@ New nodes are opened to pods once their GPUs are offered, so that the autoscaler
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from gpu_device_plugin.features.capacity.rules.node_requests import UNSCHEDULABLE, WANTED_FOR, buffer_of, named, pod_of
+from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
+from gpu_device_plugin.features.capacity.rules.node_requests import (
+    UNSCHEDULABLE,
+    WANTED_FOR,
+    Wanted,
+    buffer_of,
+    named,
+    pod_of,
+)
 from gpu_device_plugin.kubernetes.client.api_client import PatchType
 from gpu_device_plugin.kubernetes.client.errors import ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS, ObjectKind, ObjectMeta, read_metadata
 from gpu_device_plugin.model.contract.keys import STAND_IN, STARTUP_TAINT
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
-    from gpu_device_plugin.features.capacity.rules.node_requests import Wanted
-    from gpu_device_plugin.scheduler.controller_context import ControllerContext
-
-    Templates = Mapping[str, dict[str, Any]]
+Templates = Mapping[str, dict[str, Any]]
 
 _log = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,20 +22,18 @@ from gpu_device_plugin.model.contract.keys import (
     TOO_LONG,
     WISHES,
 )
-from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.nodes import NodeRecord
+from gpu_device_plugin.model.pods import Owner, Pod
 from gpu_device_plugin.model.sharing import Shared
 from gpu_device_plugin.scheduler.cluster_follower import is_stand_in
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
 from gpu_device_plugin.scheduler.extension import SchedulerFeature
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import msgspec
 
-    from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.model.pods import Owner
-    from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 _KEPT = frozenset({KEPT_NODE, *KEEPS})
 _READ_ON_PODS = WISHES | {MOVE_TO}

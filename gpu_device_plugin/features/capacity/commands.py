@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import signal
 import sys
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.commandline import FAILED, OK, say, width
-from gpu_device_plugin.features.capacity.arrangement import BUDGETS, ArrangementReader
+from gpu_device_plugin.features.capacity.arrangement import BUDGETS, Arrangement, ArrangementReader
 from gpu_device_plugin.features.capacity.contract import Destination, write_destination
 from gpu_device_plugin.features.capacity.report import (
     gpu_lines,
@@ -21,13 +23,15 @@ from gpu_device_plugin.features.capacity.report import (
     staying_lines,
     verdict,
 )
-from gpu_device_plugin.features.capacity.rules.movable import NodesFree, after, usage_at
+from gpu_device_plugin.features.capacity.rules.movable import Move, NodesFree, PlannedNode, PlannedPod, after, usage_at
 from gpu_device_plugin.features.capacity.rules.plans import plan_each, planning
 from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError, UnavailableError
-from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
+from gpu_device_plugin.kubernetes.kubectl import Access, ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.api_objects import readable
 from gpu_device_plugin.kubernetes.objects.decoding import PODS, PodReader
 from gpu_device_plugin.model.contract.keys import MOVE_REFUSED, MOVE_TO, READ_BY_AGENT
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.commands import (
     AS_JSON,
     NAMESPACE,
@@ -42,25 +46,18 @@ from gpu_device_plugin.report.commands import (
     unread,
     valued,
 )
+from gpu_device_plugin.report.followed_cluster import FollowedKind
+from gpu_device_plugin.report.rules.columns import Line
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.printing import counted
 from gpu_device_plugin.scheduler.rules.packing import finished
 from gpu_device_plugin.scheduler.rules.usage import usage_of
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Awaitable, Callable, Sequence
 
     import msgspec
 
-    from gpu_device_plugin.features.capacity.arrangement import Arrangement
-    from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedNode, PlannedPod
-    from gpu_device_plugin.kubernetes.kubectl import Access
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.followed_cluster import FollowedKind
-    from gpu_device_plugin.report.rules.columns import Line
-    from gpu_device_plugin.report.rules.node_view import NodeView
 
 _MANIFEST = "deploy/optional/capacity.yaml (chart: scheduler.capacity)"
 

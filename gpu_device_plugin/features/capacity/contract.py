@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, KEEPS, KEPT_NODE, MOVE_TO, MalformedAnnotationError
 from gpu_device_plugin.model.gpus import MOST_POSITIONS, MOST_SHARES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 _LONGEST = 1 << 16
 _LONGEST_NAME = 253

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from gpu_device_plugin.aio.turns import in_turns
 from gpu_device_plugin.aio.waiting import last_of
-from gpu_device_plugin.features.capacity.capacity_cache import replaceable
-from gpu_device_plugin.features.capacity.rules.node_kinds import NodeKind, lasting, likely_labels, needed, unlike
+from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache, replaceable
+from gpu_device_plugin.features.capacity.known_kinds import KnownKinds
+from gpu_device_plugin.features.capacity.rules.node_kinds import Needs, NodeKind, lasting, likely_labels, needed, unlike
 from gpu_device_plugin.features.capacity.rules.node_requests import PRIORITY, Asker, Attempts, Wanted, common_terms
 from gpu_device_plugin.features.capacity.settings import CapacitySettings
+from gpu_device_plugin.features.capacity.waiters import Waiter, Waiters
 from gpu_device_plugin.kubernetes.writers.events import EventSubject
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.scheduler.rules.node_constraints import obstacles
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
+from gpu_device_plugin.scheduler.rules.node_constraints import Terms, obstacles
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
-    from gpu_device_plugin.features.capacity.known_kinds import KnownKinds
-    from gpu_device_plugin.features.capacity.rules.node_kinds import Needs
-    from gpu_device_plugin.features.capacity.waiters import Waiter, Waiters
-    from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.rules.node_constraints import Terms
-
-    _Node: TypeAlias = tuple[Wanted, Sequence[Waiter]]
-    """A new node, and the pods that it is for."""
+_Node: TypeAlias = tuple[Wanted, Sequence[Waiter]]
+"""A new node, and the pods that it is for."""
 
 _log = logging.getLogger(__name__)
 

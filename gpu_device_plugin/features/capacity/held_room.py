@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.capacity.contract import HeldRoom, holdable, read_held, write_held
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, read_version, version_number
 from gpu_device_plugin.model.contract.keys import HELD_ROOM
+from gpu_device_plugin.model.nodes import NodeRecord
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.scheduler.cluster_state import FleetEntry
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.fitting import unfit
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 from gpu_device_plugin.scheduler.rules.usage import Usage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
-    from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 _PREFIX = "held/"
 """Of the UID under which the fleet counts held room."""

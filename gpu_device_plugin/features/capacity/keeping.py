@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from gpu_device_plugin.aio.waiting import last_of
-from gpu_device_plugin.features.capacity.capacity_cache import replaceable
+from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache, replaceable
 from gpu_device_plugin.features.capacity.contract import kept, let_go
 from gpu_device_plugin.features.capacity.moving import room_for
 from gpu_device_plugin.features.capacity.rules.leaving import Leaving, leaving, refuges
+from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedPod, Residents
+from gpu_device_plugin.kubernetes.client.answers import ApiAnswer
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ConflictError, InvalidError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, read_metadata, version_number
 from gpu_device_plugin.model.contract.keys import KEEPS, KEPT_NODE
+from gpu_device_plugin.model.nodes import NodeRecord
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.times import epoch_s
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
 from gpu_device_plugin.scheduler.rules.fitting import unfit
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
-    from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedPod, Residents
-    from gpu_device_plugin.kubernetes.client.answers import ApiAnswer
-    from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.scheduler.controller_context import ControllerContext
-
-    Changes = Mapping[str, str | None]
+Changes = Mapping[str, str | None]
 
 _log = logging.getLogger(__name__)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
 from gpu_device_plugin.features.capacity.rules.node_kinds import NodeKind, kind_of, lasting
 from gpu_device_plugin.features.learning.node_scores import NodeTypes
 from gpu_device_plugin.features.learning.rules.marginal_value import shape_of
@@ -17,15 +18,10 @@ from gpu_device_plugin.kubernetes.client.errors import ForbiddenError, InvalidEr
 from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind
 from gpu_device_plugin.model.contract.keys import GROUP_LABELS, HOSTNAME, MalformedAnnotationError
 from gpu_device_plugin.model.contract.nodegpus import read_node_gpus, write_node_gpus
-from gpu_device_plugin.model.pods import Taint  # noqa: TC001 - msgspec reads it
-from gpu_device_plugin.model.resources import Amounts  # noqa: TC001 - msgspec reads it
+from gpu_device_plugin.model.pods import Taint
+from gpu_device_plugin.model.resources import Amounts
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
 from gpu_device_plugin.scheduler.rules.candidate import candidate
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
-    from gpu_device_plugin.scheduler.controller_context import ControllerContext
 
 _log = logging.getLogger(__name__)
 

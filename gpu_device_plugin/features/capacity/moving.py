@@ -9,19 +9,27 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.turns import in_turns
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind, AuditRecord
-from gpu_device_plugin.features.capacity.capacity_cache import replaceable
+from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache, replaceable
 from gpu_device_plugin.features.capacity.contract import Destination, HeldRoom, read_destination
-from gpu_device_plugin.features.capacity.rules.movable import Fits, PlannedNode, PlannedPod, UnmovableReason
+from gpu_device_plugin.features.capacity.rules.movable import (
+    Fits,
+    Move,
+    PlannedNode,
+    PlannedPod,
+    Residents,
+    UnmovableReason,
+)
 from gpu_device_plugin.features.capacity.rules.plans import planning
 from gpu_device_plugin.features.capacity.settings import CapacitySettings
+from gpu_device_plugin.features.capacity.waiters import Waiter, Waiters
 from gpu_device_plugin.kubernetes.client.errors import (
     ApiError,
     ConflictError,
@@ -32,23 +40,16 @@ from gpu_device_plugin.kubernetes.client.errors import (
 from gpu_device_plugin.kubernetes.objects.decoding import PODS
 from gpu_device_plugin.kubernetes.writers.evictions import EvictionOutcome, evict
 from gpu_device_plugin.model.contract.keys import MOVE_REFUSED, MOVE_TO, MalformedAnnotationError
+from gpu_device_plugin.model.pods import Owner, Pod
+from gpu_device_plugin.scheduler.cluster_state import FleetEntry
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
 from gpu_device_plugin.scheduler.rules.fitting import fit
 from gpu_device_plugin.scheduler.rules.node_constraints import NO_TERMS, NOWHERE, obstacles
 from gpu_device_plugin.scheduler.rules.pod_demand import Impossible, ask
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
-    from gpu_device_plugin.features.capacity.rules.movable import Move, Residents
-    from gpu_device_plugin.features.capacity.waiters import Waiter, Waiters
-    from gpu_device_plugin.model.pods import Owner, Pod
-    from gpu_device_plugin.scheduler.cluster_state import FleetEntry
-    from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
-
-    Shares = tuple[tuple[int, int], ...]
+Shares = tuple[tuple[int, int], ...]
 
 _log = logging.getLogger(__name__)
 _records = logging.getLogger(LOGGER)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from gpu_device_plugin.features.capacity.rules.movable import UnmovableReason
+from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedNode, PlannedPod, UnmovableReason
+from gpu_device_plugin.features.capacity.rules.plans import Plan
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.report.rules.columns import Layout, Line, Row, table
 from gpu_device_plugin.report.rules.finding import Finding, note
 from gpu_device_plugin.report.rules.printing import counted, first, ranges
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedNode, PlannedPod
-    from gpu_device_plugin.features.capacity.rules.plans import Plan
-
-    Json = dict[str, Any]
+Json = dict[str, Any]
 
 _MOVES = Layout(("MOVE", "POD", "FROM", "TO"), shrink={"POD": 16, "TO": 10, "FROM": 10})
 _GPUS = Layout(("NODE", "GPU", "BEFORE", "AFTER"), shrink={"AFTER": 24, "BEFORE": 24, "NODE": 8})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.capacity.autoscaler import Autoscaler
@@ -19,17 +20,13 @@ from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.features.capacity.waiters import Waiters
 from gpu_device_plugin.kubernetes.client.config import SERVICE_ACCOUNT
 from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
 from gpu_device_plugin.scheduler.extension import Reserved, SchedulerFeature
 from gpu_device_plugin.scheduler.leader_tasks import LeaderStep
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
+from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics
 from gpu_device_plugin.settings.common import own_namespace
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
-
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
-    from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics
 
 T = TypeVar("T")
 

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
 from gpu_device_plugin.features.capacity.rules.movable import other_resources
 from gpu_device_plugin.features.capacity.rules.node_kinds import Needs
 from gpu_device_plugin.features.capacity.settings import CapacitySettings
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
 from gpu_device_plugin.scheduler.rules.pod_demand import Impossible, ask
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.scheduler.controller_context import ControllerContext
-
 
 _NEW_S = 60.0
 """How long after a node was made kube-scheduler may not have tried a pod on it: it retries one within 10 s."""

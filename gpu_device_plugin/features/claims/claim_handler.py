@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
@@ -14,8 +15,8 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import in_thread, wait_within
 from gpu_device_plugin.aio.worker import Backoff
 from gpu_device_plugin.features.claims.claim_objects import CLAIMS, read_claim
-from gpu_device_plugin.features.claims.claim_store import ClaimStoreError
-from gpu_device_plugin.features.claims.contract import DRIVER
+from gpu_device_plugin.features.claims.claim_store import ClaimStore, ClaimStoreError
+from gpu_device_plugin.features.claims.contract import DRIVER, Claim
 from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim, cdi_spec, device_id, status_body
 from gpu_device_plugin.features.claims.rules.preparing import (
     Preparation,
@@ -29,21 +30,17 @@ from gpu_device_plugin.kubernetes.client.api_client import PatchType
 from gpu_device_plugin.kubernetes.client.errors import TRANSIENT, ApiError, ConflictError, InvalidError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.kubernetes.writers.own_node import keep_written
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.node.allocation_handler import device_nodes
 from gpu_device_plugin.node.extension import Features, GrantDraft, GrantRequest, StartRequest
+from gpu_device_plugin.node.feature_context import NodeContext
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode, refuse_without_nodes
-from gpu_device_plugin.node.rules.container_grants import GrantOwner
+from gpu_device_plugin.node.rules.container_grants import Grant, GrantOwner, Mount
 from gpu_device_plugin.node.rules.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
-    from gpu_device_plugin.features.claims.claim_store import ClaimStore
-    from gpu_device_plugin.features.claims.contract import Claim
     from gpu_device_plugin.kubelet._proto import dra_v1_pb2
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.rules.container_grants import Grant, Mount
 
 _log = logging.getLogger(__name__)
 

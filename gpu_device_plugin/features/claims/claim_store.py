@@ -7,7 +7,8 @@ import errno
 import json
 import logging
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 from gpu_device_plugin import files
 from gpu_device_plugin.features.claims.rules.prepared import (
@@ -19,10 +20,6 @@ from gpu_device_plugin.features.claims.rules.prepared import (
     write_prepared,
 )
 from gpu_device_plugin.kubelet.sockets import advice
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 _log = logging.getLogger(__name__)
 

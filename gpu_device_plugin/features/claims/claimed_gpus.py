@@ -7,23 +7,27 @@ with several claims has one name and one sum, as a pod with several containers h
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.claims.contract import DRIVER, MIG_CLASS, SHARED_CLASS, WHOLE_CLASS, parse_device_name
+from gpu_device_plugin.features.claims.contract import (
+    DRIVER,
+    MIG_CLASS,
+    SHARED_CLASS,
+    WHOLE_CLASS,
+    Claim,
+    Device,
+    DeviceRequest,
+    parse_device_name,
+)
+from gpu_device_plugin.model.contract.nodegpus import NodeGpus
 from gpu_device_plugin.model.memory import MIB_PER_GIB
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules.held_instances import InstancePod
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from gpu_device_plugin.scheduler.rules.usage import NOTHING, GpuConsumer, Usage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.features.claims.contract import Claim, Device, DeviceRequest
-    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.report.rules.node_view import NodeView
 
 BY_LIMITS = "its GPUs are given to limits of pods, not to ResourceClaims (DRA)"
 """Why no claim can have devices of a node."""

@@ -6,15 +6,13 @@ Administrators and users write these names in DeviceClasses and ResourceClaims, 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gpu_device_plugin.model.contract.variables import OF_FRAMEWORKS
 from gpu_device_plugin.model.limits import CHOOSABLE, Enforcement
 from gpu_device_plugin.model.memory import parse_mib
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 RESOURCE_CLAIMS = "resourceclaims"
 """The plural name of the kind in the API."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Collection
+from typing import NoReturn
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
@@ -19,14 +20,10 @@ from gpu_device_plugin.features.claims.rules.prepared import claim_allocations
 from gpu_device_plugin.features.claims.settings import ClaimSettings
 from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_claims
 from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError
+from gpu_device_plugin.model.allocations import Allocation
+from gpu_device_plugin.model.limits import LimitStatus
 from gpu_device_plugin.model.resources import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from gpu_device_plugin.model.allocations import Allocation
-    from gpu_device_plugin.model.limits import LimitStatus
-    from gpu_device_plugin.node.feature_context import NodeContext
+from gpu_device_plugin.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)
 

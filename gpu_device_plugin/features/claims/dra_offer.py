@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import any_of, together, wait_within
@@ -16,16 +17,12 @@ from gpu_device_plugin.features.claims.contract import DRIVER, device_name
 from gpu_device_plugin.features.claims.rules.devices import Order, SliceInputs, devices, plain_devices, reordered
 from gpu_device_plugin.features.claims.rules.pool import Content, Present, contents, dropped, writes
 from gpu_device_plugin.features.eviction.settings import GpuFailureSettings
+from gpu_device_plugin.kubernetes.client.answers import ApiAnswer
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, read_metadata, version_number
 from gpu_device_plugin.kubernetes.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.kubernetes.store import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from gpu_device_plugin.kubernetes.client.answers import ApiAnswer
-    from gpu_device_plugin.node.feature_context import NodeContext
+from gpu_device_plugin.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.features.claims.claim_handler import NotPreparedError
+from gpu_device_plugin.features.claims.claim_handler import NodeClaims, NotPreparedError
 from gpu_device_plugin.features.claims.contract import DRIVER
 from gpu_device_plugin.kubelet import sockets
 from gpu_device_plugin.kubelet._proto import (
@@ -28,15 +29,12 @@ from gpu_device_plugin.kubelet._proto import (
     pluginregistration_pb2_grpc,
 )
 from gpu_device_plugin.kubelet._proto import pluginregistration_pb2 as pb
-from gpu_device_plugin.kubelet.rounds import RegistrationEvent, RegistrationRounds, RoundTimings, Streams
+from gpu_device_plugin.kubelet.rounds import OnEvent, RegistrationEvent, RegistrationRounds, RoundTimings, Streams
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from grpc import aio
 
-    from gpu_device_plugin.features.claims.claim_handler import NodeClaims
-    from gpu_device_plugin.kubelet.rounds import OnEvent
 
 T = TypeVar("T")
 

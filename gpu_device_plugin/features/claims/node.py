@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Collection, Mapping
+from typing import NoReturn
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.features.claims.dra_driver import DraDriver
-from gpu_device_plugin.node.extension import NodeFeature
+from gpu_device_plugin.model.allocations import Allocation
+from gpu_device_plugin.node.extension import NodeFeature, Tasks
+from gpu_device_plugin.node.feature_context import NodeContext
 from gpu_device_plugin.node.rules.serving_mode import Serving, ServingMode
 from gpu_device_plugin.report.rules.printing import first
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from gpu_device_plugin.model.allocations import Allocation
-    from gpu_device_plugin.node.extension import Tasks
-    from gpu_device_plugin.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.features.claims.claimed_gpus import (
@@ -23,16 +24,21 @@ from gpu_device_plugin.features.claims.contract import (
     SHARED_CLASS,
     WHOLE_CLASS,
     Claim,
+    Device,
+    DeviceRequest,
     parse_device_name,
 )
+from gpu_device_plugin.features.claims.rules.pool import Present
 from gpu_device_plugin.features.use.report import lent
 from gpu_device_plugin.model.contract.keys import SERVE_LABEL
 from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
+from gpu_device_plugin.model.pods import Pod, PodClaim
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules.columns import Tone
 from gpu_device_plugin.report.rules.extension import Explanation, Kept, ReportFeature, SchedulingStatus
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, few, grouped, note, ok, warning
 from gpu_device_plugin.report.rules.node_answers import memory_of, whole_gpus
+from gpu_device_plugin.report.rules.node_view import ExaminedNode, NodeView
 from gpu_device_plugin.report.rules.pod_causes import (
     being_deleted,
     events_told,
@@ -46,16 +52,11 @@ from gpu_device_plugin.report.rules.pod_causes import (
 from gpu_device_plugin.report.rules.printing import gib
 from gpu_device_plugin.report.rules.state_words import State
 from gpu_device_plugin.report.rules.terminal_tables import PodRow, row_waiting
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.features.claims.contract import Claim, Device, DeviceRequest
-    from gpu_device_plugin.features.claims.rules.pool import Present
-    from gpu_device_plugin.model.pods import Pod, PodClaim
     from gpu_device_plugin.report.rules.extension import Excluded
-    from gpu_device_plugin.report.rules.node_view import ExaminedNode, NodeView
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 CLAIMS = "claims"
 """The word for a node whose GPUs are given to ResourceClaims."""

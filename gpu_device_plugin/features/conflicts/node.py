@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.conflicts.rules import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
 from gpu_device_plugin.features.conflicts.settings import ConflictSettings
 from gpu_device_plugin.kubelet.sockets import listened_to
-from gpu_device_plugin.node.extension import NodeFeature
+from gpu_device_plugin.node.extension import NodeFeature, Tasks
+from gpu_device_plugin.node.feature_context import NodeContext
 from gpu_device_plugin.node.serving import OtherPlugin
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.node.extension import Tasks
-    from gpu_device_plugin.node.feature_context import NodeContext
 
 ALLOW = "if each hands out other GPUs, allow it with --allow-other-plugins"
 

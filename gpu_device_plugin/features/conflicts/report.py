@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase, translate
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.conflicts.rules import OTHERS
+from gpu_device_plugin.features.conflicts.rules import OTHERS, Detection
 from gpu_device_plugin.features.conflicts.settings import ConflictSettings
 from gpu_device_plugin.model.mig import is_mig_resource
-from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.report.rules.extension import ReportFeature
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus
 from gpu_device_plugin.report.rules.finding import Finding, error, grouped, literal, note, ok, warning
 from gpu_device_plugin.report.rules.printing import MOST_NAMED
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.features.conflicts.rules import Detection
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.rules.extension import SchedulingStatus
     from gpu_device_plugin.settings.node import NodeSettings
 
 

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
+import argparse
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.commandline import FAILED, OK
+from gpu_device_plugin.features.capacity.arrangement import Arrangement
 from gpu_device_plugin.features.capacity.commands import arranged, confirmed, details
 from gpu_device_plugin.features.capacity.report import staying_lines
-from gpu_device_plugin.features.capacity.rules.plans import drain, on_gpus
+from gpu_device_plugin.features.capacity.rules.plans import Drain, drain, on_gpus
 from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError
-from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
+from gpu_device_plugin.kubernetes.kubectl import Access, ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NodeReader
 from gpu_device_plugin.kubernetes.writers.own_node import OwnNode
 from gpu_device_plugin.model.contract.cordons import LONGEST_REASON, Cordon, cordon_of, read_cordons, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS, MalformedAnnotationError
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.model.nodes import NodeRecord
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.report.commands import DRY_RUN, YES, Command, Output, argument, switch, unread, valued
+from gpu_device_plugin.report.rules.held_instances import InstancePod
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.printing import counted, first, gpu_names, short_uuid
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node, with_cordons
 from gpu_device_plugin.settings.knobs import UsageError
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.features.capacity.arrangement import Arrangement
-    from gpu_device_plugin.features.capacity.rules.plans import Drain
-    from gpu_device_plugin.kubernetes.kubectl import Access
-    from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
-    from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.rules.held_instances import InstancePod
-    from gpu_device_plugin.report.rules.node_view import NodeView
 
 _ALL = ":all"
 """After the number of a GPU in MIG mode, as in ``0:all``."""

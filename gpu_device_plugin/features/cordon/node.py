@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from gpu_device_plugin.features.cordon.settings import CordonSettings
 from gpu_device_plugin.features.history.sampling import History
 from gpu_device_plugin.model.contract.cordons import Cordon, cordon_of
-from gpu_device_plugin.model.telemetry import FAULTS
+from gpu_device_plugin.model.telemetry import FAULTS, GpuTelemetry
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.node.extension import NodeFeature
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from gpu_device_plugin.model.telemetry import GpuTelemetry
-    from gpu_device_plugin.node.extension import Tasks
-    from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.rules.node_config import NodeConfig
+from gpu_device_plugin.node.extension import NodeFeature, Tasks
+from gpu_device_plugin.node.feature_context import NodeContext
+from gpu_device_plugin.node.rules.node_config import NodeConfig
 
 _log = logging.getLogger(__name__)
 

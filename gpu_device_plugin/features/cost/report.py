@@ -10,21 +10,16 @@ import io
 import json
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.cost.rules import NOBODY, Holder, Key, Part, apportion
+from gpu_device_plugin.features.cost.rules import NOBODY, Account, Holder, Key, Part, Period, apportion
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.report.rules.columns import Layout, Line, Row, Tone, table
 from gpu_device_plugin.report.rules.printing import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.features.cost.rules import Account, Period
 
 HELD = (Part.USED, Part.IDLE, Part.UNMEASURED)
 """The parts that somebody was given."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
@@ -16,6 +16,7 @@ from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.features.elastic.contract import MemoryFile, MemoryRequests, is_elastic
 from gpu_device_plugin.features.elastic.memory_files import MemoryFiles
 from gpu_device_plugin.features.elastic.rules.reclaiming import (
+    ReclaimRequest,
     ReclaimState,
     allowed_now,
     borrowed,
@@ -30,30 +31,20 @@ from gpu_device_plugin.features.elastic.rules.reclaiming import (
 from gpu_device_plugin.features.elastic.settings import ElasticSettings
 from gpu_device_plugin.features.eviction.evictor import Evictor
 from gpu_device_plugin.features.use.node import Use
-from gpu_device_plugin.features.use.rules.process_use import AttributedUse
-from gpu_device_plugin.model.allocations import AllocationSource
+from gpu_device_plugin.features.use.rules.container_gpus import LimitsOf
+from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
+from gpu_device_plugin.model.allocations import Allocation, AllocationSource, Place
+from gpu_device_plugin.model.placing import Placement
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.model.shares import parse_id
+from gpu_device_plugin.model.shares import Shares, parse_id
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.node.extension import NodeFeature
+from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, NodeFeature, StartRequest, Tasks
+from gpu_device_plugin.node.feature_context import NodeContext
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
+from gpu_device_plugin.node.rules.container_grants import GrantOwner, Mount
+from gpu_device_plugin.node.rules.matching import Match
 from gpu_device_plugin.report.rules.printing import duration
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
-
-    from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimRequest
-    from gpu_device_plugin.features.use.rules.container_gpus import LimitsOf
-    from gpu_device_plugin.features.use.rules.process_use import UseReading
-    from gpu_device_plugin.model.allocations import Allocation, Place
-    from gpu_device_plugin.model.placing import Placement
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.shares import Shares
-    from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, StartRequest, Tasks
-    from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.rules.container_grants import GrantOwner, Mount
-    from gpu_device_plugin.node.rules.matching import Match
 
 _log = logging.getLogger(__name__)
 

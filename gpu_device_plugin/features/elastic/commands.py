@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.commandline import FAILED, OK
-from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, Allowance, Wish, read_wish, write_wish
+from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, Allowance, Size, Wish, read_wish, write_wish
 from gpu_device_plugin.features.elastic.report import (
     gpu_of,
     not_resizable,
@@ -20,7 +20,7 @@ from gpu_device_plugin.features.elastic.report import (
 )
 from gpu_device_plugin.features.elastic.rules.promising import sizes
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
-from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
+from gpu_device_plugin.kubernetes.kubectl import Access, ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.api_objects import Named
 from gpu_device_plugin.kubernetes.objects.decoding import NAMESPACES, NODES, PODS, decoded
 from gpu_device_plugin.kubernetes.objects.pod_details import pod_and_status
@@ -29,6 +29,8 @@ from gpu_device_plugin.model.contract.keys import (
     MEMORY_LIMIT,
     RESIZE_BOUND,
 )
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.commands import (
     NAMESPACE,
     PODS_OF_KUBECTL,
@@ -40,18 +42,10 @@ from gpu_device_plugin.report.commands import (
     unread,
 )
 from gpu_device_plugin.report.followed_cluster import cluster
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.printing import counted
 from gpu_device_plugin.scheduler.rules.usage import growable
 from gpu_device_plugin.settings.knobs import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from gpu_device_plugin.features.elastic.contract import Size
-    from gpu_device_plugin.kubernetes.kubectl import Access
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.rules.node_view import NodeView
 
 PATIENCE_S, _EVERY_S = 15.0, 0.5
 _AGAIN = "the wish stays, and is tried again within a minute"

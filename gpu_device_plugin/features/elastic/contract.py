@@ -6,8 +6,9 @@ What extender and agent answer stands in `model.contract.reservations`. Amounts 
 from __future__ import annotations
 
 import json
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from gpu_device_plugin.model.contract.keys import (
     MEMORY_GUARANTEE,
@@ -27,11 +28,7 @@ from gpu_device_plugin.model.contract.reservations import (
     read_answer,
     shares_in,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
-
-    from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.pods import Pod
 
 
 @dataclass(frozen=True, slots=True)

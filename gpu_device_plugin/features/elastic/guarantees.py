@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, TypeAlias
+from typing import NoReturn, TypeAlias
 
 from gpu_device_plugin.aio.waiting import in_thread
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.elastic.contract import Allowance, PodGuarantees
 from gpu_device_plugin.features.elastic.rules.reservations import (
     UNDECIDED,
+    Elastic,
+    Growth,
     answer,
     elastics,
     fitting,
@@ -23,21 +26,12 @@ from gpu_device_plugin.features.elastic.rules.reservations import (
 )
 from gpu_device_plugin.kubelet.statefile import LONGEST_DOCUMENT, StateFile
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD
-from gpu_device_plugin.model.contract.reservations import write_answer
+from gpu_device_plugin.model.contract.reservations import Answer, write_answer
 from gpu_device_plugin.model.memory import format_mib
-from gpu_device_plugin.node.extension import NodeFeature
-from gpu_device_plugin.node.rules.ledger import Ledger, Reservation
+from gpu_device_plugin.node.extension import NodeFeature, Tasks
+from gpu_device_plugin.node.feature_context import NodeContext
+from gpu_device_plugin.node.rules.ledger import ContainerKey, Ledger, Reservation, Reservations
 from gpu_device_plugin.node.rules.matching import expected
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import NoReturn
-
-    from gpu_device_plugin.features.elastic.rules.reservations import Elastic, Growth
-    from gpu_device_plugin.model.contract.reservations import Answer
-    from gpu_device_plugin.node.extension import Tasks
-    from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.rules.ledger import ContainerKey, Reservations
 
 _log = logging.getLogger(__name__)
 

@@ -5,18 +5,13 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from gpu_device_plugin import files
-from gpu_device_plugin.features.elastic.contract import MEMORY_DIRECTORY, MEMORY_FILE, write_memory_file
+from gpu_device_plugin.features.elastic.contract import MEMORY_DIRECTORY, MEMORY_FILE, MemoryFile, write_memory_file
 from gpu_device_plugin.node.rules.container_grants import Mount
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-    from pathlib import Path
-
-    from gpu_device_plugin.features.elastic.contract import MemoryFile
 
 _log = logging.getLogger(__name__)
 

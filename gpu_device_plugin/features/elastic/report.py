@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpu_device_plugin.features.elastic.contract import (
     IN_CONTAINER,
     MemoryRequests,
     PodGuarantees,
+    Size,
     is_elastic,
     read_wish,
 )
@@ -21,29 +22,20 @@ from gpu_device_plugin.model.contract.keys import (
     PLACES,
     RESIZE_BOUND,
 )
-from gpu_device_plugin.model.contract.node_use import to_return
+from gpu_device_plugin.model.contract.node_use import ContainerUse, to_return
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 from gpu_device_plugin.model.gpus import MOST_SHARES
 from gpu_device_plugin.model.limits import Enforcement
-from gpu_device_plugin.model.pods import ContainerKind
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.report.rules.columns import Tone
 from gpu_device_plugin.report.rules.extension import ReportFeature
-from gpu_device_plugin.report.rules.finding import note, ok, units, warning
+from gpu_device_plugin.report.rules.finding import Finding, note, ok, units, warning
 from gpu_device_plugin.report.rules.held_instances import asked_instances
+from gpu_device_plugin.report.rules.node_view import ExaminedNode, NodeView
 from gpu_device_plugin.report.rules.printing import gib, listed, mib
 from gpu_device_plugin.report.rules.state_words import State
 from gpu_device_plugin.scheduler.rules.usage import growable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from gpu_device_plugin.features.elastic.contract import Size
-    from gpu_device_plugin.model.contract.node_use import ContainerUse
-    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.model.pods import Container, Pod
-    from gpu_device_plugin.report.rules.finding import Finding
-    from gpu_device_plugin.report.rules.node_view import ExaminedNode, NodeView
-
 
 _SAYS = " says: "
 

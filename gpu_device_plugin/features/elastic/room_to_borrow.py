@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from gpu_device_plugin.features.elastic.contract import read_wish
 from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT, NODE_USE
 from gpu_device_plugin.model.contract.node_use import used_mib
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.placing import Placement
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.scheduler.extension import SchedulerFeature
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.fitting import Fit, allowed, likeness
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 
 class RoomToBorrow(SchedulerFeature):

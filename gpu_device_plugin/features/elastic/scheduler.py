@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.turns import in_turns
@@ -24,16 +24,11 @@ from gpu_device_plugin.kubernetes.objects.decoding import NAMESPACES, read_metad
 from gpu_device_plugin.kubernetes.writers.binder import PodRef
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, PLACES
 from gpu_device_plugin.model.contract.reservations import write_answer
-from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S, ControllerContext
 from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.leader_tasks import LeaderStep
 from gpu_device_plugin.scheduler.rules.usage import NO_GROWTH
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.scheduler.controller_context import ControllerContext
 
 _log = logging.getLogger(__name__)
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from gpu_device_plugin.settings.forms import OPTIONAL_PATH, duration, one_of
 from gpu_device_plugin.settings.knobs import Settings, knob
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class ElasticSettings(Settings):

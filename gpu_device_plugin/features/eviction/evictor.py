@@ -5,29 +5,35 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.worker import Backoff, Worker
-from gpu_device_plugin.features.eviction.rules import failures, lasting, leaving, next_victims, on_failed
+from gpu_device_plugin.features.eviction.rules import (
+    Candidate,
+    Failed,
+    failures,
+    lasting,
+    leaving,
+    next_victims,
+    on_failed,
+)
 from gpu_device_plugin.features.eviction.settings import EvictionSettings, GpuFailureSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.hardware.gpu_health_tracker import State
-from gpu_device_plugin.node.extension import NodeFeature
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.node.extension import NodeFeature, Tasks
+from gpu_device_plugin.node.feature_context import NodeContext
 from gpu_device_plugin.node.rules.gpu_health import with_cards
 from gpu_device_plugin.report.rules.printing import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
-    from gpu_device_plugin.features.eviction.rules import Candidate, Failed
 
     # At run time only where a pod is evicted: 1 MiB that an agent without API access, which evicts none, does not pay.
     from gpu_device_plugin.kubernetes.writers.evictions import Eviction, EvictionOutcome
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.node.extension import Tasks
-    from gpu_device_plugin.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)
 

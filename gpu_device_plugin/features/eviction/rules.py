@@ -6,17 +6,12 @@ watched again. So does that of a GPU that was reset and is on its way back.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from gpu_device_plugin.node.rules.gpu_health import failure
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.node.rules.gpu_health import GpuHealth
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.node.rules.gpu_health import GpuHealth, failure
 
 CRITICAL_PRIORITY = 2_000_000_000
 """Pods of this priority or a higher one keep a cluster or a node alive: `system-cluster-critical` and up

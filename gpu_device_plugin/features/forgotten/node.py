@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -12,19 +14,13 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import in_thread
 from gpu_device_plugin.features.forgotten.rules import Remembered, ids_of, lost_sentence, slot
 from gpu_device_plugin.kubelet import procfs
-from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
+from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError
 from gpu_device_plugin.kubelet.statefile import LONGEST_DOCUMENT, StateFile
 from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.resources import Names
 from gpu_device_plugin.node.extension import NodeFeature
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-    from pathlib import Path
-
-    from gpu_device_plugin.kubelet.checkpoint import Checkpoint
-    from gpu_device_plugin.model.resources import Names
-    from gpu_device_plugin.node.feature_context import NodeContext
+from gpu_device_plugin.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)
 

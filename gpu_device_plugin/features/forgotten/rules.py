@@ -7,16 +7,11 @@ remembered.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.allocations import AllocationSource
+from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.report.rules.printing import first
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from gpu_device_plugin.model.allocations import Allocation
 
 
 @dataclass(frozen=True, slots=True)

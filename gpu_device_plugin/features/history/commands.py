@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import shutil
 import sys
 import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -24,10 +26,11 @@ from gpu_device_plugin.kubernetes.agent_reader import (
     agents,
 )
 from gpu_device_plugin.kubernetes.client.errors import ApiError
-from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
+from gpu_device_plugin.kubernetes.kubectl import Access, ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.api_objects import Named
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.commands import (
     AS_JSON,
     MISSING_RIGHT,
@@ -43,13 +46,6 @@ from gpu_device_plugin.report.rules.columns import Line, Tone
 from gpu_device_plugin.report.rules.finding import Unknown
 from gpu_device_plugin.report.rules.printing import first
 from gpu_device_plugin.settings.knobs import UsageError
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-
-    from gpu_device_plugin.kubernetes.kubectl import Access
-    from gpu_device_plugin.model.resources import Resource
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from gpu_device_plugin.model.contract.node_use import NodeUse  # noqa: TC001 - msgspec looks them up
-from gpu_device_plugin.model.telemetry import GpuTelemetry  # noqa: TC001 - as above
+from gpu_device_plugin.model.contract.node_use import NodeUse
+from gpu_device_plugin.model.telemetry import GpuTelemetry
 
 HISTORY_PATH = "/history/"
 """``/history/`` has all GPUs, ``/history/gpus/N`` the GPU at that position with its containers, and

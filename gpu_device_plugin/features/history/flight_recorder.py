@@ -7,14 +7,16 @@ import contextlib
 import logging
 import time
 from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, NoReturn, cast
+from pathlib import Path
+from typing import NoReturn, cast
 
 import msgspec
 
 from gpu_device_plugin import files
-from gpu_device_plugin.aio.http import JSON, Page, Route
+from gpu_device_plugin.aio.http import JSON, Page, Request, Route
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.history.contract import (
     INCIDENTS_PATH,
@@ -24,6 +26,7 @@ from gpu_device_plugin.features.history.contract import (
     Incident,
     IncidentKind,
     IncidentList,
+    IncidentSummary,
     NodeHistory,
 )
 from gpu_device_plugin.features.history.rules.incidents import (
@@ -39,26 +42,18 @@ from gpu_device_plugin.features.history.rules.incidents import (
     summary,
     use_of,
 )
+from gpu_device_plugin.features.history.rules.ring import Selection
 from gpu_device_plugin.features.history.sampling import History, encoded
 from gpu_device_plugin.features.use.node import Use, UseReports
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.kubelet.sockets import OURS, advice
+from gpu_device_plugin.model.contract.node_use import NodeUse
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.shares import parse_id
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.node.extension import NodeFeature
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from gpu_device_plugin.aio.http import Request
-    from gpu_device_plugin.features.history.contract import IncidentSummary
-    from gpu_device_plugin.features.history.rules.ring import Selection
-    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
-    from gpu_device_plugin.model.contract.node_use import NodeUse
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.node.extension import Tasks
-    from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.node_api import Happening
+from gpu_device_plugin.node.extension import NodeFeature, Tasks
+from gpu_device_plugin.node.feature_context import NodeContext
+from gpu_device_plugin.node.node_api import Happening
 
 _log = logging.getLogger(__name__)
 

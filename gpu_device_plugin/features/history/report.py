@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from textwrap import wrap
-from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.history.contract import (
+    ContainerHistory,
+    GpuHistory,
+    Incident,
+    IncidentSummary,
+    NodeHistory,
+    Series,
+)
 from gpu_device_plugin.features.use.report import uses
 from gpu_device_plugin.model.telemetry import Throttle
 from gpu_device_plugin.report.rules.columns import Layout, Line, Row, Tone, aligned, columns, fitted, table
 from gpu_device_plugin.report.rules.printing import container, counted, duration, limit, mib, printable, short_uuid
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from gpu_device_plugin.features.history.contract import (
-        ContainerHistory,
-        GpuHistory,
-        Incident,
-        IncidentSummary,
-        NodeHistory,
-        Series,
-    )
 
 _NOTHING = "-"
 _LABEL, _NARROWEST, _TAIL = 13, 8, 22

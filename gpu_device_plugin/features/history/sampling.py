@@ -6,34 +6,27 @@ import asyncio
 import logging
 import math
 import time
-from typing import TYPE_CHECKING, NoReturn, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn, cast
 
 import msgspec
 
-from gpu_device_plugin.aio.http import JSON, Page, Route
+from gpu_device_plugin.aio.http import JSON, Page, Request, Route
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import Attempts, wait_within
-from gpu_device_plugin.features.history.contract import HISTORY_PATH, STEP_S, STEPS
-from gpu_device_plugin.features.history.rules.ring import GpuSample, Ring, condition_gauges, pcie_percent
+from gpu_device_plugin.features.history.contract import HISTORY_PATH, STEP_S, STEPS, ContainerHistory
+from gpu_device_plugin.features.history.rules.ring import GpuSample, Ring, Selection, condition_gauges, pcie_percent
 from gpu_device_plugin.features.history.settings import HistorySettings
 from gpu_device_plugin.features.use.node import Use
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.model.contract.keys import LARGEST_ANSWER
-from gpu_device_plugin.node.extension import NodeFeature
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from gpu_device_plugin.aio.http import Request
-    from gpu_device_plugin.features.history.contract import ContainerHistory
-    from gpu_device_plugin.features.history.rules.ring import Selection
-    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
-    from gpu_device_plugin.model.gauges import Gauges
-    from gpu_device_plugin.model.telemetry import GpuTelemetry
-    from gpu_device_plugin.node.extension import Tasks
-    from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
+from gpu_device_plugin.model.gauges import Gauges
+from gpu_device_plugin.model.telemetry import GpuTelemetry
+from gpu_device_plugin.node.extension import NodeFeature, Tasks
+from gpu_device_plugin.node.feature_context import NodeContext
+from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 
 _log = logging.getLogger(__name__)
 

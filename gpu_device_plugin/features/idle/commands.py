@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpu_device_plugin.commandline import FAILED, OK
 from gpu_device_plugin.features.idle.rules import replicas_before
 from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError
-from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
+from gpu_device_plugin.kubernetes.kubectl import Access, ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.api_objects import ApiObject, Named
 from gpu_device_plugin.kubernetes.objects.decoding import decoded
 from gpu_device_plugin.kubernetes.writers.workloads import NOTEBOOK, SCALED
 from gpu_device_plugin.model.contract.keys import NOTEBOOK_STOPPED, REPLICAS_BEFORE_IDLE
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.commands import NAMESPACE, Command, Output, argument, unread
 from gpu_device_plugin.report.rules.printing import counted
 from gpu_device_plugin.settings.knobs import UsageError
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
-
-    from gpu_device_plugin.kubernetes.kubectl import Access
-    from gpu_device_plugin.model.resources import Resource
 
 _SLEEPERS = {kind.lower(): each for kind, each in {**SCALED, "Notebook": NOTEBOOK}.items()}
 """The kinds that sleep."""

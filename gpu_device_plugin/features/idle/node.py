@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.idle.rules import Idleness
 from gpu_device_plugin.features.idle.settings import IdleSettings
 from gpu_device_plugin.features.use.node import Use
+from gpu_device_plugin.features.use.rules.process_use import UseReading
 from gpu_device_plugin.features.use.rules.use_report import longest_pause_s
 from gpu_device_plugin.model.contract.keys import IDLE_SINCE
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.node.extension import NodeFeature
+from gpu_device_plugin.node.extension import NodeFeature, Tasks
+from gpu_device_plugin.node.feature_context import NodeContext
 from gpu_device_plugin.report.rules.printing import duration
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.features.use.rules.process_use import UseReading
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.node.extension import Tasks
-    from gpu_device_plugin.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)
 

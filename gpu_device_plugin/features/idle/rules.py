@@ -14,21 +14,21 @@ never hastens it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.eviction.rules import spared
 from gpu_device_plugin.features.use.rules.use_report import AGAIN_S
+from gpu_device_plugin.model.allocations import Place
 from gpu_device_plugin.model.contract.keys import IDLE_SINCE, REPLICAS_BEFORE_IDLE, WHEN_IDLE
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.times import epoch_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
-    from gpu_device_plugin.model.allocations import Place
-    from gpu_device_plugin.model.pods import Pod
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.features.idle.rules import WhenIdle, due, idle_pod, idle_since, trusted, warned_after, warning
+from gpu_device_plugin.features.idle.rules import (
+    IdlePod,
+    Warned,
+    WhenIdle,
+    due,
+    idle_pod,
+    idle_since,
+    trusted,
+    warned_after,
+    warning,
+)
 from gpu_device_plugin.features.idle.settings import IdleActionSettings
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NAMESPACES, read_metadata
@@ -18,17 +28,12 @@ from gpu_device_plugin.kubernetes.writers.evictions import EvictionOutcome, evic
 from gpu_device_plugin.kubernetes.writers.workloads import NotScalableError, pods_of, scale_to_zero, workload_of
 from gpu_device_plugin.model.contract.keys import IDLE_SINCE, NODE_USE, WHEN_IDLE
 from gpu_device_plugin.model.contract.node_use import used_mib
+from gpu_device_plugin.model.nodes import NodeRecord
+from gpu_device_plugin.model.pods import Owner, Pod
 from gpu_device_plugin.model.times import rfc3339
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
 from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.leader_tasks import LeaderStep
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.features.idle.rules import IdlePod, Warned
-    from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.model.pods import Owner, Pod
-    from gpu_device_plugin.scheduler.controller_context import ControllerContext
 
 _log = logging.getLogger(__name__)
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from gpu_device_plugin.features.use.settings import UseSettings
 from gpu_device_plugin.settings.forms import duration, number
 from gpu_device_plugin.settings.knobs import Settings, SettingsError, knob
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class IdleSettings(UseSettings):

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
-from gpu_device_plugin.features.learning.rules.marginal_value import NEVER, Appraiser, free_capacity, ranks_on, shape_of
-from gpu_device_plugin.features.learning.rules.workload_mix import largest_kind
-from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.scheduler.node_evaluator import UNTRIED, Remembered
+from gpu_device_plugin.features.learning.rules.marginal_value import (
+    NEVER,
+    Appraisal,
+    Appraiser,
+    free_capacity,
+    ranks_on,
+    shape_of,
+)
+from gpu_device_plugin.features.learning.rules.price_learning import Tables
+from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, largest_kind
+from gpu_device_plugin.model.gpus import Links
+from gpu_device_plugin.model.placing import Ranks
+from gpu_device_plugin.model.resources import Amounts, Kind
+from gpu_device_plugin.scheduler.node_evaluator import UNTRIED, NodeEvaluator, Remembered, RequestResults, Rows
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.packing import TooLongError
 from gpu_device_plugin.scheduler.rules.scoring import MIDDLE, MOST, connected
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
-
-    from gpu_device_plugin.features.learning.rules.marginal_value import Appraisal
-    from gpu_device_plugin.features.learning.rules.price_learning import Tables
-    from gpu_device_plugin.features.learning.rules.workload_mix import NodeType
-    from gpu_device_plugin.model.gpus import Links
-    from gpu_device_plugin.model.placing import Ranks
-    from gpu_device_plugin.model.resources import Amounts
-    from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator, RequestResults, Rows
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 _MOST_AMOUNTS = 4
 """The most different requests for CPU and memory that are cached for one demand. With 5,000 nodes each takes 40 kB."""

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.commandline import OK, width
-from gpu_device_plugin.features.learning.rules.fair_learning import FEWEST, LITTLE, studying
+from gpu_device_plugin.features.learning.rules.fair_learning import FEWEST, LITTLE, LearningResult, studying
 from gpu_device_plugin.features.learning.rules.marginal_value import shape_of
-from gpu_device_plugin.features.learning.rules.price_learning import HOSTS, Dominance, cells
-from gpu_device_plugin.features.learning.rules.workload_mix import PodKind, WorkloadMix, kinds_of
+from gpu_device_plugin.features.learning.rules.price_learning import HOSTS, Dominance, Tables, cells
+from gpu_device_plugin.features.learning.rules.workload_mix import GpuKind, NodeType, PodKind, WorkloadMix, kinds_of
+from gpu_device_plugin.kubernetes.kubectl import Access
 from gpu_device_plugin.kubernetes.objects.api_objects import readable
 from gpu_device_plugin.kubernetes.objects.decoding import NodeReader, PodReader
 from gpu_device_plugin.model.contract.keys import READ_ON_NODES, READ_ON_PODS
-from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.report.commands import AS_JSON, Command, Output, every_node_and_pod
 from gpu_device_plugin.report.rules.columns import Layout, Line, Row, table
 from gpu_device_plugin.report.rules.printing import counted, first, printable
-from gpu_device_plugin.scheduler.rules.candidate import candidate, gpus_of_node
+from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate, gpus_of_node
 from gpu_device_plugin.scheduler.rules.packing import finished
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
+from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Mapping, Sequence
 
     import msgspec
 
-    from gpu_device_plugin.features.learning.rules.fair_learning import LearningResult
-    from gpu_device_plugin.features.learning.rules.price_learning import Tables
-    from gpu_device_plugin.features.learning.rules.workload_mix import GpuKind, NodeType
-    from gpu_device_plugin.kubernetes.kubectl import Access
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 
 
 DISCLAIMER = (

@@ -6,25 +6,21 @@ import asyncio
 import logging
 import math
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.features.learning.node_scores import NodeScores
-from gpu_device_plugin.features.learning.rules.fair_learning import due, studying
+from gpu_device_plugin.features.learning.rules.fair_learning import LearningResult, due, studying
 from gpu_device_plugin.features.learning.rules.price_learning import Dominance
 from gpu_device_plugin.features.learning.rules.workload_mix import PodKind, WorkloadMix, kinds_of
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.times import epoch_s
-from gpu_device_plugin.scheduler.extension import SchedulerFeature
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
+from gpu_device_plugin.scheduler.extension import SchedulerFeature, Tasks
+from gpu_device_plugin.scheduler.node_evaluator import Ranker
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.features.learning.rules.fair_learning import LearningResult
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.extension import Tasks
-    from gpu_device_plugin.scheduler.node_evaluator import Ranker
-    from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics
+from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics
 
 _log = logging.getLogger(__name__)
 

@@ -6,17 +6,15 @@ Containers see only directories below it, and those read-only.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import astuple
 
 from gpu_device_plugin.model.contract.helperfiles import VERSION, Document, HelperFiles, parsed, text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MOST_LIMITS = 4_096
 """Limits in a file. A node has at most 4,000 devices, and each limit is of a container with one."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from gpu_device_plugin import files
 from gpu_device_plugin.features.limits.rules.limit_grants import (
@@ -16,10 +18,6 @@ from gpu_device_plugin.node.rules.container_grants import Mount
 from gpu_device_plugin.report.rules.printing import nearest
 from gpu_device_plugin.settings.knobs import SettingsError, refuse
 from gpu_device_plugin.settings.sources import composed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 _LARGEST = 1 << 16
 """Most bytes of the file."""

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.waiting import wait_within
-from gpu_device_plugin.features.limits.contract import LIMIT_FILES
+from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, LimitOutcome, MemoryLimit
 from gpu_device_plugin.features.limits.rules import helper_limits as rules
+from gpu_device_plugin.features.limits.settings import LimitHelperSettings
 from gpu_device_plugin.file_link import HelperLink
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, MonitorTimings
@@ -21,14 +24,7 @@ from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.lifetime import ReloadingProgram
 from gpu_device_plugin.settings.knobs import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome, MemoryLimit
-    from gpu_device_plugin.features.limits.settings import LimitHelperSettings
-    from gpu_device_plugin.settings.sources import Sources, Texts
+from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import NoReturn
 
 from gpu_device_plugin.aio.waiting import in_thread
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.elastic.settings import ElasticSettings
-from gpu_device_plugin.features.limits.contract import LIMIT_FILES
+from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, LimitOutcome
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
 from gpu_device_plugin.features.limits.rules import running_limits as rules
 from gpu_device_plugin.features.limits.rules.enforcement import REFUSE, OtherMeans, derive_means
@@ -21,24 +23,14 @@ from gpu_device_plugin.features.limits.verification import Verification
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.file_link import FileLink
 from gpu_device_plugin.kubelet.procfs import boot_time
-from gpu_device_plugin.model.gauges import Gauge
-from gpu_device_plugin.node.extension import NodeFeature
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-    from typing import NoReturn
-
-    from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome
-    from gpu_device_plugin.model.allocations import Place
-    from gpu_device_plugin.model.gauges import Gauges
-    from gpu_device_plugin.model.limits import LimitMeans
-    from gpu_device_plugin.model.shares import Shares
-    from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, Tasks
-    from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.rules.admission import Refusal
-    from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
+from gpu_device_plugin.model.allocations import Place
+from gpu_device_plugin.model.gauges import Gauge, Gauges
+from gpu_device_plugin.model.limits import LimitMeans
+from gpu_device_plugin.model.shares import Shares
+from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, NodeFeature, Tasks
+from gpu_device_plugin.node.feature_context import NodeContext
+from gpu_device_plugin.node.rules.admission import Refusal
+from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 
 _log = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.limits.rules.enforcement import (
@@ -15,24 +16,22 @@ from gpu_device_plugin.features.limits.rules.enforcement import (
 from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.features.use.report import DETAILS, details, does_not_hold
 from gpu_device_plugin.model.contract.keys import SET_LIMITS_LABEL
-from gpu_device_plugin.model.contract.node_use import not_held
+from gpu_device_plugin.model.contract.node_use import ContainerUse, not_held
 from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
+from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus, summary
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.node.rules.node_config import ignored_labels
 from gpu_device_plugin.report.rules.columns import Tone
 from gpu_device_plugin.report.rules.extension import ReportFeature
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, grouped, note, ok, warning
+from gpu_device_plugin.report.rules.node_view import ExaminedNode, GpuView, NodeView
 from gpu_device_plugin.report.rules.pod_causes import refusals
 from gpu_device_plugin.report.rules.printing import container
 from gpu_device_plugin.report.rules.state_words import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.model.contract.node_use import ContainerUse
-    from gpu_device_plugin.model.gpus import Gpu, Inventory
-    from gpu_device_plugin.report.rules.node_view import ExaminedNode, GpuView, NodeView
     from gpu_device_plugin.settings.node import NodeSettings
 
 _GUIDE = "docs/guide.md says what each enforcement needs (How a memory limit is enforced)"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
 
 from gpu_device_plugin.features.use.settings import UseSettings
 from gpu_device_plugin.model.limits import CHOOSABLE, Enforcement
 from gpu_device_plugin.settings.common import LogSettings
 from gpu_device_plugin.settings.forms import DIRECTORY, GPU_SOURCE, OPTIONAL_PATH, one_of
 from gpu_device_plugin.settings.knobs import SettingsError, knob
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 class LimitSettings(UseSettings):

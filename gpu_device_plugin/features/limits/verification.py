@@ -5,26 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 from gpu_device_plugin.aio.waiting import Attempts
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.limits.rules import running_limits as rules
+from gpu_device_plugin.features.use.node import Use
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
+from gpu_device_plugin.hardware.messages import CgroupLimit
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
-from gpu_device_plugin.model.limits import LimitStatus
+from gpu_device_plugin.model.limits import LimitState, LimitStatus
+from gpu_device_plugin.node.feature_context import NodeContext
+from gpu_device_plugin.node.rules.ledger import ContainerKey
 from gpu_device_plugin.report.rules.printing import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from typing import NoReturn
-
-    from gpu_device_plugin.features.use.node import Use
-    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
-    from gpu_device_plugin.hardware.messages import CgroupLimit
-    from gpu_device_plugin.model.limits import LimitState
-    from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.rules.ledger import ContainerKey
 
 _log = logging.getLogger(__name__)
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.mig.rules import INSTANCE, instances_by_pod, stranded
+from gpu_device_plugin.features.mig.rules import INSTANCE, Stranded, instances_by_pod, stranded
 from gpu_device_plugin.model.contract.keys import INSTANCES
 from gpu_device_plugin.model.contract.promises import write_instances
-from gpu_device_plugin.node.extension import NodeFeature
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.features.mig.rules import Stranded
-    from gpu_device_plugin.node.extension import Tasks
-    from gpu_device_plugin.node.feature_context import NodeContext
+from gpu_device_plugin.node.extension import NodeFeature, Tasks
+from gpu_device_plugin.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)
 

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
+from gpu_device_plugin.model.gpus import Gpu
 from gpu_device_plugin.model.mig import MigMode, is_mig_resource, resource_name
+from gpu_device_plugin.model.pods import Container, Pod
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.rules.extension import ReportFeature
 from gpu_device_plugin.report.rules.finding import Finding, few, grouped, note, ok, warning
-from gpu_device_plugin.report.rules.held_instances import asked_instances
+from gpu_device_plugin.report.rules.held_instances import Instances, asked_instances
 from gpu_device_plugin.report.rules.node_answers import closed
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.pod_causes import out_of_service
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.model.gpus import Gpu
-    from gpu_device_plugin.model.pods import Container, Pod
-    from gpu_device_plugin.model.resources import Resource
     from gpu_device_plugin.report.rules.extension import Excluded, SchedulingStatus
-    from gpu_device_plugin.report.rules.held_instances import Instances
-    from gpu_device_plugin.report.rules.node_view import NodeView
 
 
 _MOST_NODES = 20

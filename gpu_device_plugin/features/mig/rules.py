@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from gpu_device_plugin.model.allocations import Allocation
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.model.shares import parse_id
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from gpu_device_plugin.model.allocations import Allocation
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.shares import Shares
+from gpu_device_plugin.model.shares import Shares, parse_id
 
 INSTANCE = "MIG-"
 """The beginning of the UUID of an instance."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpu_device_plugin.model.contract.helperfiles import VERSION, Count, Document, HelperFiles, parsed, text_of
 from gpu_device_plugin.model.gpus import MOST_GPUS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 WANTED_FILE = "wanted.json"
 STATE_FILE = "state.json"

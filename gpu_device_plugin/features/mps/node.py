@@ -4,41 +4,33 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.aio.worker import Worker
-from gpu_device_plugin.features.mps.contract import MPS_FILES, SHM_DIRECTORY, MpsStatus
+from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement
+from gpu_device_plugin.features.limits.rules.limit_grants import Part
+from gpu_device_plugin.features.mps.contract import MPS_FILES, SHM_DIRECTORY, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules import mps_admission as mps
 from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.file_link import FileLink
 from gpu_device_plugin.kubelet.procfs import boot_time
-from gpu_device_plugin.model.gauges import Gauge
+from gpu_device_plugin.model.allocations import Allocation
+from gpu_device_plugin.model.gauges import Gauge, Gauges
+from gpu_device_plugin.model.gpus import Gpu
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.node.extension import NodeFeature
+from gpu_device_plugin.model.shares import Shares
+from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, NodeFeature, StartRequest, Tasks
+from gpu_device_plugin.node.feature_context import NodeContext
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
-    from typing import Any, NoReturn
-
-    from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement
-    from gpu_device_plugin.features.limits.rules.limit_grants import Part
-    from gpu_device_plugin.features.mps.contract import MpsGpu
-    from gpu_device_plugin.model.allocations import Allocation
-    from gpu_device_plugin.model.gauges import Gauges
-    from gpu_device_plugin.model.gpus import Gpu
-    from gpu_device_plugin.model.shares import Shares
-    from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, StartRequest, Tasks
-    from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.rules.container_grants import Grant
-    from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
+from gpu_device_plugin.node.rules.container_grants import Grant
+from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 
 _log = logging.getLogger(__name__)
 

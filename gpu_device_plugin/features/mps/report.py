@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.limits.rules.enforcement import asked_enforcement, asked_of
@@ -10,12 +12,10 @@ from gpu_device_plugin.features.mps.contract import STATE_FILE, MpsGpu, MpsStatu
 from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.report.rules.finding import Finding, error, ok, warning
+from gpu_device_plugin.report.rules.node_view import ExaminedNode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from collections.abc import Set as AbstractSet
 
-    from gpu_device_plugin.report.rules.node_view import ExaminedNode
     from gpu_device_plugin.settings.node import NodeSettings
 
 _START_MPS = (

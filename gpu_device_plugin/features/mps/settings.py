@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
 from gpu_device_plugin.settings.common import LogSettings
 from gpu_device_plugin.settings.forms import DIRECTORY, OPTIONAL_ADDRESS, Address, one_of, size
 from gpu_device_plugin.settings.knobs import Form, Settings, knob
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 _MPS_DIR = "/run/gpushare/mps"
 _MEANING = (

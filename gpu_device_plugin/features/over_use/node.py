@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.features.eviction.evictor import Evictor
 from gpu_device_plugin.features.over_use.rules import (
+    Excess,
     OverUseRules,
     Response,
     Watch,
@@ -19,22 +20,15 @@ from gpu_device_plugin.features.over_use.rules import (
 )
 from gpu_device_plugin.features.over_use.settings import OverUseSettings
 from gpu_device_plugin.features.use.node import Use
+from gpu_device_plugin.features.use.rules.process_use import UseReading
+from gpu_device_plugin.model.allocations import Place
 from gpu_device_plugin.model.contract.keys import OVER_USE
-from gpu_device_plugin.model.gauges import Gauge
+from gpu_device_plugin.model.gauges import Gauge, Gauges
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.node.extension import NodeFeature
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.features.over_use.rules import Excess
-    from gpu_device_plugin.features.use.rules.process_use import UseReading
-    from gpu_device_plugin.model.allocations import Place
-    from gpu_device_plugin.model.gauges import Gauges
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.node.extension import Tasks
-    from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
+from gpu_device_plugin.node.extension import NodeFeature, Tasks
+from gpu_device_plugin.node.feature_context import NodeContext
+from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 
 _log = logging.getLogger(__name__)
 

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from gpu_device_plugin.model.contract.keys import OVER_USE
-from gpu_device_plugin.model.contract.node_use import trespasses
+from gpu_device_plugin.model.contract.node_use import ContainerUse, trespasses
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.rules.columns import Tone
 from gpu_device_plugin.report.rules.extension import ReportFeature
-from gpu_device_plugin.report.rules.finding import note, ok, warning
+from gpu_device_plugin.report.rules.finding import Finding, note, ok, warning
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.state_words import State
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from gpu_device_plugin.model.contract.node_use import ContainerUse
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.rules.finding import Finding
-    from gpu_device_plugin.report.rules.node_view import NodeView
-
 
 _MOST_OVER_USE = 1000
 """The characters that are shown of the annotation `OVER_USE`, which anybody who may change the pod can write."""

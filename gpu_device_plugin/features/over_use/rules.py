@@ -11,20 +11,16 @@ and the same grace. Times are monotonic seconds, and a reading that is not newer
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.elastic.rules.reclaiming import shortage_mib
 from gpu_device_plugin.features.eviction.rules import Candidate, spared
+from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
+from gpu_device_plugin.model.allocations import Place
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.report.rules.printing import duration, first, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
-    from gpu_device_plugin.model.allocations import Place
-    from gpu_device_plugin.model.pods import Pod
 
 SLACK_PERCENT = 5
 """The least slack, in percent of what may be used."""

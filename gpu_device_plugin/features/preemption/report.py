@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 from gpu_device_plugin.features.preemption.rules import VictimSearch, spared
 from gpu_device_plugin.report.rules.extension import ReportFeature
-from gpu_device_plugin.report.rules.node_view import Ends
+from gpu_device_plugin.report.rules.node_view import Ends, NodeView
 from gpu_device_plugin.scheduler.rules.fitting import unfit
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from gpu_device_plugin.report.rules.node_view import NodeView
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
-    from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
+from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 
 def ends_needed(ask: GpuRequest, node: NodeView) -> Ends | None:

@@ -8,27 +8,21 @@ smaller.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, cached_property
-from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.placing import fits_kind
+from gpu_device_plugin.model.placing import Demand, fits_kind
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.scheduler.rules.candidate import rooms_of
+from gpu_device_plugin.scheduler.rules.candidate import Candidate, rooms_of
+from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
 from gpu_device_plugin.scheduler.rules.fitting import allowed, unfit
 from gpu_device_plugin.scheduler.rules.packing import CachingPacker, Effort, TooLongError, order
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
+from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
-    from gpu_device_plugin.model.placing import Demand
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
-    from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
-
-    Pods = frozenset[GpuConsumer]
+Pods = frozenset[GpuConsumer]
 
 
 @dataclass(eq=False, repr=False)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from gpu_device_plugin.features.preemption.rules import Preemptor, choose_on_each
-from gpu_device_plugin.scheduler.extension import SchedulerFeature
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.extension import Proposals
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
+from gpu_device_plugin.scheduler.extension import Proposals, SchedulerFeature
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 
 class Preemption(SchedulerFeature):

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import sys
 from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.aio.worker import Worker
@@ -16,19 +17,13 @@ from gpu_device_plugin.features.preemption.rules import Preemptor, where_evictin
 from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import PODS
 from gpu_device_plugin.metrics import SAMPLE_MISSES
-from gpu_device_plugin.scheduler.extension import SchedulerFeature
+from gpu_device_plugin.model.nodes import NodeRecord
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
+from gpu_device_plugin.scheduler.extension import SchedulerFeature, Tasks
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 from gpu_device_plugin.scheduler.rules.scheduler_gauges import WaitingReason
-from gpu_device_plugin.scheduler.wire import SMALLEST_SAMPLE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.scheduler.controller_context import ControllerContext
-    from gpu_device_plugin.scheduler.extension import Tasks
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
-    from gpu_device_plugin.scheduler.wire import Placing
+from gpu_device_plugin.scheduler.wire import SMALLEST_SAMPLE, Placing
 
 _log = logging.getLogger(__name__)
 

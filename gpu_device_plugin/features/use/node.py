@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NoReturn
 
-from gpu_device_plugin.aio.http import JSON, Page, page_at
+from gpu_device_plugin.aio.http import JSON, Page, Route, page_at
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import Attempts, together
 from gpu_device_plugin.aio.worker import Worker
-from gpu_device_plugin.features.use.rules.container_gpus import container_gpus, no_limits
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus, LimitsOf, container_gpus, no_limits
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ, UseReading, attribute, blindness
 from gpu_device_plugin.features.use.rules.use_report import (
     SELDOM_S,
     SOON_S,
+    AskedToReturn,
+    Names,
     due_in_s,
     fresh,
     names,
@@ -23,27 +26,17 @@ from gpu_device_plugin.features.use.rules.use_report import (
     use_gauges,
 )
 from gpu_device_plugin.features.use.settings import UseSettings
+from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.kubelet.procfs import ProcessOwners, boot_time, in_nodes_namespace
+from gpu_device_plugin.model.allocations import Place
 from gpu_device_plugin.model.contract.keys import NODE_USE
-from gpu_device_plugin.model.contract.node_use import SERVED, USE_PATH, write_node_use
-from gpu_device_plugin.node.extension import NodeFeature
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-    from typing import Any, NoReturn
-
-    from gpu_device_plugin.aio.http import Route
-    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus, LimitsOf
-    from gpu_device_plugin.features.use.rules.use_report import AskedToReturn, Names
-    from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
-    from gpu_device_plugin.model.allocations import Place
-    from gpu_device_plugin.model.contract.node_use import NodeUse
-    from gpu_device_plugin.model.gauges import Gauges
-    from gpu_device_plugin.model.shares import Shares
-    from gpu_device_plugin.model.telemetry import GpuReading
-    from gpu_device_plugin.node.extension import Tasks
-    from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
+from gpu_device_plugin.model.contract.node_use import SERVED, USE_PATH, NodeUse, write_node_use
+from gpu_device_plugin.model.gauges import Gauges
+from gpu_device_plugin.model.shares import Shares
+from gpu_device_plugin.model.telemetry import GpuReading
+from gpu_device_plugin.node.extension import NodeFeature, Tasks
+from gpu_device_plugin.node.feature_context import NodeContext
+from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 
 _log = logging.getLogger(__name__)
 

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
-from gpu_device_plugin.model.contract.node_use import asked_s, exceeds, idle, not_held, to_return, trespasses
+from gpu_device_plugin.model.contract.node_use import (
+    ContainerUse,
+    NodeReport,
+    NodeUse,
+    asked_s,
+    exceeds,
+    idle,
+    not_held,
+    to_return,
+    trespasses,
+)
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 from gpu_device_plugin.model.limits import LimitStatus
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.rules.columns import Tone, aligned
 from gpu_device_plugin.report.rules.extension import ReportFeature
-from gpu_device_plugin.report.rules.finding import Parameter, ago, few, grouped, note, ok, warning
+from gpu_device_plugin.report.rules.finding import Finding, Parameter, ago, few, grouped, note, ok, warning
+from gpu_device_plugin.report.rules.node_view import ExaminedNode, GpuView, NodeView
 from gpu_device_plugin.report.rules.printing import age, container, counted, duration, first, limit, mib
 from gpu_device_plugin.report.rules.state_words import State, part_states
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-
-    from gpu_device_plugin.model.contract.node_use import ContainerUse, NodeReport, NodeUse
-    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.rules.finding import Finding
-    from gpu_device_plugin.report.rules.node_view import ExaminedNode, GpuView, NodeView
-
 
 _NOTHING = "-"
 _HEADING = ("  GPU", "CONTAINER", "USED", "GRANTED", "LIMIT", "")

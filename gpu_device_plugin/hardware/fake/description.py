@@ -51,6 +51,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -60,14 +61,12 @@ from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.fake import value_forms as forms
 from gpu_device_plugin.hardware.fake.fake_telemetry import CONDITION
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS, UNIFIED, divided
-from gpu_device_plugin.hardware.fake.value_forms import DescriptionError, Where
+from gpu_device_plugin.hardware.fake.value_forms import DescriptionError, Fields, Reader, Readers, Where
 from gpu_device_plugin.model.gpus import MOST_GPUS, Closeness
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
 
     from gpu_device_plugin.hardware.driver import Record
-    from gpu_device_plugin.hardware.fake.value_forms import Fields, Reader, Readers
 
 _NO_MODEL = ("Fake GPU", 0, 0, 0, None)
 _DRIVER_VERSION = "580.65.06"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,16 +13,13 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.files import stamp_of
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
-from gpu_device_plugin.hardware.fake.description import read
+from gpu_device_plugin.hardware.fake.description import Description, read
 from gpu_device_plugin.hardware.fake.fake_telemetry import FakeCondition
-from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
+from gpu_device_plugin.hardware.fake.value_forms import DescriptionError, Fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.hardware.driver import Record
-    from gpu_device_plugin.hardware.fake.description import Description
-    from gpu_device_plugin.hardware.fake.value_forms import Fields
 
 _LOOK_EVERY_S = 0.02
 _INVALID_ARGUMENT, _NOT_FOUND, _FUNCTION_NOT_FOUND = 2, 6, 13  # NVML's codes

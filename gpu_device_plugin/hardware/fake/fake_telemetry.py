@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.hardware.driver import MOST_OF_CONDITION
 from gpu_device_plugin.hardware.fake import value_forms as forms
+from gpu_device_plugin.hardware.fake.value_forms import Fields, Readers
 from gpu_device_plugin.model.telemetry import Throttle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
     from gpu_device_plugin.hardware.driver import Record
-    from gpu_device_plugin.hardware.fake.value_forms import Fields, Readers
 
 THROTTLE = {forms.name_of(bit): bit for bit in Throttle}
 _CLOCKS = ("sm_clock_mhz", "sm_clock_max_mhz", "memory_clock_mhz", "memory_clock_max_mhz")

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping
+from enum import Enum
+from typing import Any, TypeAlias
 
 from gpu_device_plugin.model import times
 from gpu_device_plugin.model.memory import parse_mib
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-    from enum import Enum
-    from typing import Any, TypeAlias
-
-    Fields: TypeAlias = dict[str, Any]
-    Reader: TypeAlias = Callable[[Any], Any]
-    Readers: TypeAlias = Mapping[str, Reader]
+Fields: TypeAlias = dict[str, Any]
+Reader: TypeAlias = Callable[[Any], Any]
+Readers: TypeAlias = Mapping[str, Reader]
 
 
 def text(value: object) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 import aiohttp
 import msgspec
@@ -15,9 +16,6 @@ from aiohttp.client_exceptions import UnixClientConnectorError
 from gpu_device_plugin.kubernetes.client.config import ClusterConfigError
 from gpu_device_plugin.kubernetes.client.errors import Call, UnavailableError, error_from
 from gpu_device_plugin.kubernetes.objects.decoding import UnreadableObjectError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
 
 T = TypeVar("T")
 

@@ -10,26 +10,21 @@ import asyncio
 import math
 import random
 import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import aiohttp
 import msgspec
 
-from gpu_device_plugin.kubernetes.client.answers import ApiAnswer, Page, events, read, translated
-from gpu_device_plugin.kubernetes.client.config import ClusterConfigError, Credentials
+from gpu_device_plugin.kubernetes.client.answers import ApiAnswer, Page, WatchEvent, events, read, translated
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig, ClusterConfigError, Credentials
 from gpu_device_plugin.kubernetes.client.errors import ApiError, Call, UnauthorizedError, UnavailableError, error_from
 from gpu_device_plugin.kubernetes.objects.decoding import PODS, ObjectKind, version_number
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-    from types import TracebackType
-
-    from gpu_device_plugin.kubernetes.client.answers import WatchEvent
-    from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 
 T = TypeVar("T")
 

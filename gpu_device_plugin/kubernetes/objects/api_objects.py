@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import msgspec
 
 from gpu_device_plugin.kubernetes.objects.decoding import ObjectMeta, UnreadableObjectError
-from gpu_device_plugin.kubernetes.objects.requests import Resources  # noqa: TC001 - msgspec reads it
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
+from gpu_device_plugin.kubernetes.objects.requests import Resources
 
 R = TypeVar("R")
 T = TypeVar("T")

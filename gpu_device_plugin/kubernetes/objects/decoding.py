@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -16,6 +17,7 @@ from gpu_device_plugin.kubernetes.objects.requests import (
     LONGEST_KEY,
     LONGEST_LABEL,
     LONGEST_NAME,
+    ContainerSpec,
     OwnerReference,
     PodSpec,
     PodStatus,
@@ -38,11 +40,6 @@ from gpu_device_plugin.model.pods import Container, ContainerKind, Owner, Pod, T
 from gpu_device_plugin.model.resources import NO_AMOUNTS
 from gpu_device_plugin.model.sharing import Shared, weight
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.kubernetes.objects.requests import ContainerSpec
 
 T = TypeVar("T")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -28,7 +29,8 @@ from gpu_device_plugin.model.contract.keys import (
     READ_BY_AGENT,
     WISHES,
 )
-from gpu_device_plugin.model.pods import PodClaim
+from gpu_device_plugin.model.pods import Pod, PodClaim
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.rules.extension import DEFAULT_SCHEDULER, SchedulingStatus
 from gpu_device_plugin.report.rules.printing import nearest, shortened
 from gpu_device_plugin.scheduler.rules.node_constraints import (
@@ -40,14 +42,8 @@ from gpu_device_plugin.scheduler.rules.node_constraints import (
     Toleration,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-
-    Foreign = Callable[[Iterable[str]], tuple[str, ...]]
-    """Returns those annotations that ask other systems for GPUs, a few of them."""
+Foreign = Callable[[Iterable[str]], tuple[str, ...]]
+"""Returns those annotations that ask other systems for GPUs, a few of them."""
 
 _CHOICES = tuple(sorted({*WISHES, FRAMEWORKS, MEMORY_GUARANTEE, MEMORY_LIMIT}))
 """The annotations that owners of pods write."""

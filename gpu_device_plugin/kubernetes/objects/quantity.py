@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from decimal import ROUND_CEILING, Decimal
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
 from gpu_device_plugin.model.sharing import Shared
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    _Amounts = tuple[tuple[str, Any], ...]
-    _Written = tuple[tuple[tuple[bool, _Amounts], ...], tuple[_Amounts, ...], _Amounts, _Amounts]
+_Amounts = tuple[tuple[str, Any], ...]
+_Written = tuple[tuple[tuple[bool, _Amounts], ...], tuple[_Amounts, ...], _Amounts, _Amounts]
 
 _QUANTITY = re.compile(
     r"(?P<number>\+?(?:[0-9]{1,19}(?:\.[0-9]{0,9})?|\.[0-9]{1,9}))"

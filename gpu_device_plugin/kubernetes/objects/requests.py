@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
+from gpu_device_plugin.kubernetes.objects.quantity import RequestSums
 from gpu_device_plugin.model.contract.keys import STATIC_POD
 from gpu_device_plugin.model.pods import ContainerEnd, Owner
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.kubernetes.objects.quantity import RequestSums
 
 # What strangers write is bounded before it is kept, by the API's own limits where it has some.
 LONGEST_NAME = 253

@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.errors import ApiError, Call, ConflictError, NotFoundError, UnavailableError
-from gpu_device_plugin.kubernetes.objects.decoding import PODS
+from gpu_device_plugin.kubernetes.objects.decoding import PODS, PodReader
 from gpu_device_plugin.kubernetes.objects.requests import ClaimStatuses
 from gpu_device_plugin.model.contract.keys import ASSIGNED, MEMORY_HELD, MEMORY_PROMISED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from gpu_device_plugin.kubernetes.client.api_client import Client
-    from gpu_device_plugin.kubernetes.objects.decoding import PodReader
-    from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.pods import Pod
 
 _ATTEMPTS = 3
 _REWRITTEN = frozenset({ASSIGNED, MEMORY_HELD, MEMORY_PROMISED})

@@ -6,11 +6,13 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from gpu_device_plugin.aio.worker import Backoff
+from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.errors import (
     TRANSIENT,
     ApiError,
@@ -20,11 +22,6 @@ from gpu_device_plugin.kubernetes.client.errors import (
 )
 from gpu_device_plugin.kubernetes.objects.decoding import EVENTS
 from gpu_device_plugin.model.times import micro_time
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gpu_device_plugin.kubernetes.client.api_client import Client
 
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
+from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.errors import (
     ApiError,
     ConflictError,
@@ -19,10 +19,7 @@ from gpu_device_plugin.kubernetes.client.errors import (
     TooManyRequestsError,
 )
 from gpu_device_plugin.kubernetes.objects.decoding import PODS
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.kubernetes.client.api_client import Client
-    from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.pods import Pod
 
 _BUDGET_CAUSE = "DisruptionBudget"
 """policy/v1, DisruptionBudgetCause: tells a budget's 429 from that of an API server that sheds load."""

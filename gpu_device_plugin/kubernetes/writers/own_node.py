@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.aio.worker import Backoff
-from gpu_device_plugin.kubernetes.client.api_client import PatchType
+from gpu_device_plugin.kubernetes.client.api_client import Client, PatchType
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NodeReader
-from gpu_device_plugin.model.contract.cordons import read_cordons, write_cordons
+from gpu_device_plugin.model.contract.cordons import Cordon, read_cordons, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS, GPU_CONDITION
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.times import rfc3339
+from gpu_device_plugin.node.rules.gpu_health import NodeCondition
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
 
     from gpu_device_plugin.aio.observable import Observable
-    from gpu_device_plugin.kubernetes.client.api_client import Client
-    from gpu_device_plugin.model.contract.cordons import Cordon
-    from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.node.rules.gpu_health import NodeCondition
 
 _log = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
@@ -20,7 +21,6 @@ from gpu_device_plugin.kubernetes.client.errors import (
 from gpu_device_plugin.kubernetes.objects.decoding import PODS, read_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
     from gpu_device_plugin.kubernetes.client.api_client import Client
     from gpu_device_plugin.model.pods import Pod

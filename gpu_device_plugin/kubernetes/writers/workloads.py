@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.errors import NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NOT_ENDED, PODS, ObjectKind, OwnedMeta, read_metadata
 from gpu_device_plugin.kubernetes.objects.requests import controller_of
 from gpu_device_plugin.model.contract.keys import NOTEBOOK_STOPPED, REPLICAS_BEFORE_IDLE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.kubernetes.client.api_client import Client
-    from gpu_device_plugin.model.pods import Owner
+from gpu_device_plugin.model.pods import Owner
 
 _SCALED = {"Deployment": ObjectKind("deployments", "apps"), "StatefulSet": ObjectKind("statefulsets", "apps")}
 SCALED: Mapping[str, ObjectKind] = MappingProxyType(_SCALED)

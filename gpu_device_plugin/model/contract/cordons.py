@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.model.contract.keys import CORDONS, MalformedAnnotationError
 from gpu_device_plugin.model.gpus import MOST_GPUS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 CORDONS_VERSION = 1
 LONGEST_CORDONS = 1 << 17

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import (
     AVOID_MODEL,
@@ -18,9 +18,6 @@ from gpu_device_plugin.model.contract.keys import (
     too_long,
 )
 from gpu_device_plugin.model.placing import POLICIES
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 _MOST_NAMES = 64
 """Most names in one annotation; every model of the cluster is compared with each."""

@@ -7,11 +7,9 @@ the annotations of this plugin; `ALLOCATION` is the one that its successor ACK w
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any
 
 # --- On a pod: its GPUs (`promises`) ----------------------------------------------------------------------------------
 

@@ -8,9 +8,12 @@ port.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping  # noqa: TC003 - msgspec looks it up in incidents
+from collections.abc import (
+    Iterable,
+    Mapping,
+)
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,10 +22,6 @@ from gpu_device_plugin.model.contract.nodelabels import VERSION, NodeLimits, rea
 from gpu_device_plugin.model.gpus import MOST_GPUS
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.model.times import epoch_s
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 USE_PATH = "/use"
 OLD_S = 180.0

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.model.contract.cordons import Cordon
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, MalformedAnnotationError, compact, text_in
-from gpu_device_plugin.model.gpus import MOST_GPUS, MOST_POSITIONS, MOST_SHARES, NO_LINKS, Closeness, Links
+from gpu_device_plugin.model.gpus import MOST_GPUS, MOST_POSITIONS, MOST_SHARES, NO_LINKS, Closeness, Inventory, Links
 from gpu_device_plugin.model.mig import resource_name
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.model.shares import SHARES
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, MutableMapping
-
-    from gpu_device_plugin.model.gpus import Inventory
-    from gpu_device_plugin.model.shares import SharedGpu, Shares
+from gpu_device_plugin.model.shares import SHARES, SharedGpu, Shares
 
 NODE_GPUS_VERSION = 1
 """Version of the annotation's format. A minor release of the agent may add fields, which older readers ignore."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import (
     AGENT_ANNOTATIONS,
@@ -20,15 +20,10 @@ from gpu_device_plugin.model.contract.keys import (
     compact,
     text_in,
 )
+from gpu_device_plugin.model.gpus import Inventory
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.mig import is_mig_resource, resource_name
-from gpu_device_plugin.model.shares import WHOLE_GPUS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from gpu_device_plugin.model.gpus import Inventory
-    from gpu_device_plugin.model.shares import Shares
+from gpu_device_plugin.model.shares import WHOLE_GPUS, Shares
 
 _DOMAIN = NODE_LABELS.removesuffix("/")
 _LONGEST = 63

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.model.contract.keys import (
     ALLOCATION,
@@ -28,14 +29,8 @@ from gpu_device_plugin.model.contract.keys import (
     compact,
     too_long,
 )
-from gpu_device_plugin.model.pods import ContainerKind
-from gpu_device_plugin.model.resources import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.model.pods import Container, Pod
-    from gpu_device_plugin.model.resources import Resource
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.model.resources import Kind, Resource
 
 MOST_CONTAINERS = 64
 """Most containers of one pod that request our resources. Each is placed, and has its entry in `ALLOCATION`."""

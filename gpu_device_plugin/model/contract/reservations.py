@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.model.contract.keys import (
     LONGEST,
@@ -26,8 +27,6 @@ from gpu_device_plugin.model.contract.keys import (
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.model.gpus import MOST_SHARES
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 _LONGEST_WISH = 512
 """Characters of a wish in an answer; of a longer one the beginning stands there."""
 _LONGEST_WHY = 512

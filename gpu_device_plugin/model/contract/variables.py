@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from gpu_device_plugin.model.contract.keys import FRAMEWORKS, LONGEST, too_long
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 """UUIDs of its GPUs, separated by commas: NVIDIA's container runtime exposes these and no others."""

@@ -8,27 +8,25 @@ that was deleted by force meanwhile, without any variable if it has freed the de
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
+from gpu_device_plugin.model.allocations import Allocation
+from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS, Promise
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.placing import POLICIES, Demand, Placement, Unplaceable, place
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
+from gpu_device_plugin.model.shares import SharedGpu
+from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES, Delivery
+from gpu_device_plugin.node.rules.ledger import Ledger
+from gpu_device_plugin.node.rules.node import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
 
-    from gpu_device_plugin.model.allocations import Allocation
-    from gpu_device_plugin.model.contract.promises import Promise
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.shares import SharedGpu
-    from gpu_device_plugin.node.rules.container_grants import Delivery
-    from gpu_device_plugin.node.rules.ledger import Ledger
     from gpu_device_plugin.node.rules.matching import Match
-    from gpu_device_plugin.node.rules.node import Node
 
 
 class RefusalCode(StrEnum):

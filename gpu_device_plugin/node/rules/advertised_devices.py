@@ -8,19 +8,15 @@ scheduler less: as long as no GPU has room for the refused size, one share less 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.shares import Listing, SharedGpu
 from gpu_device_plugin.node.rules.admission import RefusalCode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from gpu_device_plugin.model.shares import Listing, SharedGpu
-    from gpu_device_plugin.node.rules.ledger import Use
-    from gpu_device_plugin.node.rules.node import Node
-
+from gpu_device_plugin.node.rules.ledger import Use
+from gpu_device_plugin.node.rules.node import Node
 
 _NONE: frozenset[int] = frozenset()
 

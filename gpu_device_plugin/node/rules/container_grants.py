@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract import variables
+from gpu_device_plugin.model.gpus import Gpu
 from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.placing import Placement
 from gpu_device_plugin.model.resources import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from gpu_device_plugin.model.gpus import Gpu
-    from gpu_device_plugin.model.placing import Placement
-    from gpu_device_plugin.model.shares import Shares
+from gpu_device_plugin.model.shares import Shares
 
 ENVVAR, DEVICE_SPECS = "envvar", "device-specs"
 DELIVERIES = (ENVVAR, DEVICE_SPECS, "cdi")

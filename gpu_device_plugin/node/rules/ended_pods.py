@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.pods import Pod
 
 _KEEPING = range(23, 32)
 """Minor versions of Kubernetes 1 whose kubelets keep the pod that they admitted last."""

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from gpu_device_plugin.node.rules.xids import UNKNOWN, XIDS, Verdict
+from gpu_device_plugin.model.gpus import Gpu
+from gpu_device_plugin.node.rules.xids import UNKNOWN, XIDS, Verdict, XidMeaning
 from gpu_device_plugin.report.rules.printing import shortened
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from gpu_device_plugin.model.gpus import Gpu
-    from gpu_device_plugin.node.rules.xids import XidMeaning
-
 
 # The actions that the driver asks for a GPU, by NVML's field 230 (``NVML_FI_DEV_GET_GPU_RECOVERY_ACTION``).
 NO_ACTION = 0

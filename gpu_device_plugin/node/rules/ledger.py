@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.model.mig import is_mig_resource, resource_name
-from gpu_device_plugin.model.shares import parse_id
+from gpu_device_plugin.model.shares import SharedGpu, Shares, parse_id
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
 
     from gpu_device_plugin.model.allocations import Allocation
-    from gpu_device_plugin.model.shares import SharedGpu, Shares
 
 SETTLING_S = 10.0
 """How long after our answer to Allocate the kubelet's own records may still lack the IDs. The kubelet adds them within

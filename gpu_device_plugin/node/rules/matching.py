@@ -10,15 +10,11 @@ that its owner excludes, or memory of another number of GPUs.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from gpu_device_plugin.model.contract.promises import Promise
 from gpu_device_plugin.model.resources import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.model.contract.promises import Promise
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.gpus import NO_LINKS
+from gpu_device_plugin.model.allocations import Slot
+from gpu_device_plugin.model.gpus import NO_LINKS, Links
 from gpu_device_plugin.model.placing import Room
-from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.model.shares import OF_GPU, SHARES
-from gpu_device_plugin.node.rules.ledger import Ledger
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from gpu_device_plugin.model.allocations import Slot
-    from gpu_device_plugin.model.gpus import Links
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.model.shares import SharedGpu, Shares
-    from gpu_device_plugin.node.rules.ledger import Use
-
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.model.shares import OF_GPU, SHARES, SharedGpu, Shares
+from gpu_device_plugin.node.rules.ledger import Ledger, Use
 
 _NONE: frozenset[int] = frozenset()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.contract.cordons import cordon_of
+from gpu_device_plugin.model.contract.cordons import Cordon, cordon_of
 from gpu_device_plugin.model.contract.keys import (
     CGPU_DISABLE_LABEL,
     MIG_LABEL,
@@ -21,18 +22,14 @@ from gpu_device_plugin.model.limits import LIMITS, LimitMeans, summary
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.placing import FIT, POLICIES
 from gpu_device_plugin.model.resources import Resource
-from gpu_device_plugin.model.shares import TooManySharesError, misread_exclusions, unknown_exclusions
+from gpu_device_plugin.model.shares import Shares, TooManySharesError, misread_exclusions, unknown_exclusions
 from gpu_device_plugin.node.rules.container_grants import DEVICE_SPECS, ENVVAR, Delivery
-from gpu_device_plugin.node.rules.gpu_health import GpuHealth, gpu_condition, with_cards
+from gpu_device_plugin.node.rules.gpu_health import GpuHealth, NodeCondition, gpu_condition, with_cards
 from gpu_device_plugin.node.rules.node import OPEN, Block
 from gpu_device_plugin.node.rules.serving_mode import SERVING_MODES, Serving, ServingMode, wanted_mode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.model.contract.cordons import Cordon
-    from gpu_device_plugin.model.shares import Shares
-    from gpu_device_plugin.node.rules.gpu_health import NodeCondition
     from gpu_device_plugin.settings.node import NodeSettings
 
 GONE = "the MIG instance exists no more"

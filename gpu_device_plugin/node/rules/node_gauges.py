@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.nodelabels import NO_LIMITS, NodeLimits
 from gpu_device_plugin.model.gauges import Gauge, Gauges, columns
 from gpu_device_plugin.model.gpus import Inventory
+from gpu_device_plugin.model.shares import SharedGpu
+from gpu_device_plugin.node.rules.node import Node
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from gpu_device_plugin.model.shares import SharedGpu
-    from gpu_device_plugin.node.rules.node import Node
 _GPUS = Gauge("gpushare_gpus", "GPUs of this node by health.", ("health",))
 # A label without a value is none to Prometheus: whole GPUs have no parent, profile and gi.
 _INFO = Gauge(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from gpu_device_plugin.model.contract.keys import MalformedAnnotationError
 from gpu_device_plugin.model.contract.nodegpus import read_node_gpus
 from gpu_device_plugin.model.gpus import Gpu, MigInstance
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _UNLISTED = -1
 """The index of a GPU that NVML has not listed. No setting can name it."""

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.placing import Demand, Placement, place
+from gpu_device_plugin.model.placing import Demand, Placement, Rank, Room, place
 from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.shares import SharedGpu
 from gpu_device_plugin.node.rules.matching import Call, Matched, names_only
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.model.placing import Rank, Room
-    from gpu_device_plugin.model.shares import SharedGpu
-    from gpu_device_plugin.node.rules.node import Node
+from gpu_device_plugin.node.rules.node import Node
 
 UNMATCHED = Matched(None, {})
 

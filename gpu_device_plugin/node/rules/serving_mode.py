@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import SERVE_LABEL
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 AUTO = "auto"
 """A value of setting and label that leaves the choice to us."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together
+from gpu_device_plugin.feature_list import FeatureSpec
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
 from gpu_device_plugin.kubelet.sockets import DirectoryError, DirectoryGoneError
 from gpu_device_plugin.kubelet.statefile import PROFILE, StateFile
@@ -18,16 +20,13 @@ from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.node.agent import NodeAgent
 from gpu_device_plugin.node.configuration import ListFullError
 from gpu_device_plugin.node.node_api import reach_api
-from gpu_device_plugin.settings.sources import settings_for
+from gpu_device_plugin.settings.sources import Sources, Texts, settings_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
-    from gpu_device_plugin.feature_list import FeatureSpec
     from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.programs.agent.profile import ProfileChoice
     from gpu_device_plugin.settings.node import NodeSettings
-    from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 
@@ -25,7 +27,7 @@ from gpu_device_plugin.features.cost.report import (
     focus_csv,
     rows,
 )
-from gpu_device_plugin.features.cost.rules import GIVEN, MEMORY, Period, account
+from gpu_device_plugin.features.cost.rules import GIVEN, MEMORY, Account, Period, Series, account
 from gpu_device_plugin.model.times import epoch_s, rfc3339, seconds
 from gpu_device_plugin.programs.cost.prometheus import (
     Prometheus,
@@ -38,12 +40,6 @@ from gpu_device_plugin.programs.cost.prometheus import (
 from gpu_device_plugin.report.rules.columns import Line
 from gpu_device_plugin.report.rules.printing import counted, duration, first
 from gpu_device_plugin.settings.knobs import UsageError
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Mapping, Sequence
-
-    from gpu_device_plugin.features.cost.rules import Account, Series
 
 T = TypeVar("T")
 

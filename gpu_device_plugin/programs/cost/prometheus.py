@@ -6,9 +6,11 @@ import http.client
 import json
 import re
 import ssl
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode, urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
@@ -21,16 +23,10 @@ from gpu_device_plugin.features.cost.rules import (
     POD_OWNER,
     POWER,
     REPLICASET_OWNER,
+    Period,
     Series,
 )
 from gpu_device_plugin.report.rules.printing import shortened
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from gpu_device_plugin.features.cost.rules import Period
-
 
 _MATCHER = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*("(?:[^"\\\n]|\\.)*")\s*(?:,|$)')
 

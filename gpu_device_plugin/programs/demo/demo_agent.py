@@ -9,23 +9,19 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin import logs
 from gpu_device_plugin.commandline import ending
+from gpu_device_plugin.feature_list import FeatureSpec
 from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
 from gpu_device_plugin.features.use.node import UseReports
 from gpu_device_plugin.node.agent import NodeAgent
 from gpu_device_plugin.programs.agent.node_program import NodeProgram
+from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from gpu_device_plugin.feature_list import FeatureSpec
-    from gpu_device_plugin.settings.node import NodeSettings
 
 PROGRAM = "gpu_device_plugin.programs.demo.demo_agent"
 

@@ -8,26 +8,21 @@ import json
 import os
 import shutil
 import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
 import yaml
 
 from gpu_device_plugin.kubelet.procfs import boot_time
-from gpu_device_plugin.testing.pod_specs import ContainerSpec, PodSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-    from typing import NoReturn
-
-    from gpu_device_plugin.model.shares import SharedGpu
-    from gpu_device_plugin.testing.cluster.api_server import ApiServer
-    from gpu_device_plugin.testing.cluster.cluster_kinds import Json
-    from gpu_device_plugin.testing.kubelet.device_manager import Amount
-    from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
-    from gpu_device_plugin.testing.pod_specs import Pod
+from gpu_device_plugin.model.shares import SharedGpu
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
+from gpu_device_plugin.testing.cluster.cluster_kinds import Json
+from gpu_device_plugin.testing.kubelet.device_manager import Amount
+from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
+from gpu_device_plugin.testing.pod_specs import ContainerSpec, Pod, PodSpec
 
 _NAMESPACE, _CONTAINER = "default", "main"
 _HTTP = 9445

@@ -6,15 +6,16 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
-from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES, WITH_PAGE
+from gpu_device_plugin.model.resources import Resource
+from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES, WITH_PAGE, Scenes
 from gpu_device_plugin.programs.demo.stage import DemoStage, no_pause
 from gpu_device_plugin.programs.demo.story import DemoPage, Story
-from gpu_device_plugin.programs.demo.world import DemoError, world
+from gpu_device_plugin.programs.demo.world import DemoError, World, world
 from gpu_device_plugin.programs.web.callers import LocalCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures
 from gpu_device_plugin.programs.web.web_program import PageServer
@@ -22,13 +23,6 @@ from gpu_device_plugin.programs.web.web_routes import AboutPage
 from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.demo.scenes import Scenes
-    from gpu_device_plugin.programs.demo.world import World
 
 
 def main(gpus: str | None, *, once: bool, page: bool = False) -> int:

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, MEMORY_DIRECTORY, MEMORY_FILE
 from gpu_device_plugin.features.elastic.settings import ElasticSettings
@@ -15,12 +14,10 @@ from gpu_device_plugin.features.over_use.settings import OverUseSettings
 from gpu_device_plugin.features.use.settings import UseSettings
 from gpu_device_plugin.model.contract.keys import ASSIGNED, MEMORY_LIMIT, OVER_USE
 from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.model.shares import SharedGpu
-    from gpu_device_plugin.programs.demo.story import Story
-    from gpu_device_plugin.programs.demo.world import World
-    from gpu_device_plugin.testing.pod_specs import Pod
+from gpu_device_plugin.model.shares import SharedGpu
+from gpu_device_plugin.programs.demo.story import Story
+from gpu_device_plugin.programs.demo.world import World
+from gpu_device_plugin.testing.pod_specs import Pod
 
 # --- A service takes more than it was given, is named, and goes when its GPU runs short -------------------------------
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeAlias
 
 from gpu_device_plugin.model.contract.variables import LIMITS, MEMORY_LIMIT, VISIBLE_DEVICES
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.mig import MigMode
+from gpu_device_plugin.model.shares import SharedGpu
 from gpu_device_plugin.programs.demo.memory_scenes import (
     borrow_and_go,
     borrow_and_return,
@@ -17,13 +19,8 @@ from gpu_device_plugin.programs.demo.memory_scenes import (
     run_short,
     show_excess,
 )
+from gpu_device_plugin.programs.demo.story import Story
 from gpu_device_plugin.report.rules.printing import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from gpu_device_plugin.model.shares import SharedGpu
-    from gpu_device_plugin.programs.demo.story import Story
 
 DEFAULT_GPUS = "fake:1xP4,3xT4"
 """A card of 7 GiB (the part of a P4 that containers can use) and three larger ones."""

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from textwrap import wrap
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from gpu_device_plugin.commandline import encodes
 from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
-from gpu_device_plugin.model.shares import parse_id
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-
-    from gpu_device_plugin.model.shares import SharedGpu
-    from gpu_device_plugin.node.rules.node import Node
-    from gpu_device_plugin.programs.demo.story import SceneContent, Story
-    from gpu_device_plugin.programs.demo.world import World
+from gpu_device_plugin.model.shares import SharedGpu, parse_id
+from gpu_device_plugin.node.rules.node import Node
+from gpu_device_plugin.programs.demo.story import SceneContent, Story
+from gpu_device_plugin.programs.demo.world import World
 
 _NARROWEST, _WIDEST = 80, 120
 _HEADINGS = ("GPU", "MODEL", "MEMORY", "SHARES", "", "HEALTH")

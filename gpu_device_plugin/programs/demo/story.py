@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.model.memory import format_mib
-from gpu_device_plugin.model.shares import parse_id
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
-
-    from gpu_device_plugin.model.placing import Room
-    from gpu_device_plugin.model.shares import SharedGpu
-    from gpu_device_plugin.programs.demo.world import World
-    from gpu_device_plugin.programs.web.web_program import PageServer
-    from gpu_device_plugin.testing.pod_specs import Pod
+from gpu_device_plugin.model.placing import Room
+from gpu_device_plugin.model.shares import SharedGpu, parse_id
+from gpu_device_plugin.programs.demo.world import World
+from gpu_device_plugin.programs.web.web_program import PageServer
+from gpu_device_plugin.testing.pod_specs import Pod
 
 
 @dataclass(slots=True)

@@ -8,11 +8,12 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.aio.waiting import together, wait_within
@@ -20,27 +21,22 @@ from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.features.over_use.rules import OverUseRules
 from gpu_device_plugin.features.over_use.settings import OverUseSettings
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
+from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet.procfs import PROC
 from gpu_device_plugin.model.mig import MigMode
-from gpu_device_plugin.model.shares import Shares, parse_id
+from gpu_device_plugin.model.shares import SharedGpu, Shares, parse_id
 from gpu_device_plugin.node.rules.advertised_devices import offers
 from gpu_device_plugin.node.rules.ledger import Ledger
 from gpu_device_plugin.node.rules.node import Block, Node
 from gpu_device_plugin.node.rules.node_config import GONE
 from gpu_device_plugin.programs.demo.demo_pods import FakeGpus, Pods
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, UsageError
+from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
+from gpu_device_plugin.testing.cluster.api_server import ApiServer
 from gpu_device_plugin.testing.kubelet.kubelet_double import Kubelet
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-
-    from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
-    from gpu_device_plugin.model.shares import SharedGpu
-    from gpu_device_plugin.settings.node import NodeSettings
-    from gpu_device_plugin.testing.cluster.api_server import ApiServer
-    from gpu_device_plugin.testing.pod_specs import Pod
+from gpu_device_plugin.testing.pod_specs import Pod
 
 # Settings with short intervals, so that no scene waits long. The demo's containers run no program on a real GPU, so
 # processes found there belong to other users and say nothing about the demo's pods.

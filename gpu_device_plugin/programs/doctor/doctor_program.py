@@ -10,11 +10,11 @@ import asyncio
 import os
 import stat
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.commandline import show
 from gpu_device_plugin.features.claims.claim_objects import GROUP
@@ -44,28 +44,24 @@ from gpu_device_plugin.kubernetes.client.api_client import Client, Timing
 from gpu_device_plugin.kubernetes.client.config import ClusterConfigError, config_if_any
 from gpu_device_plugin.kubernetes.client.errors import ApiError, Call
 from gpu_device_plugin.kubernetes.writers.own_node import OwnNode
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
+from gpu_device_plugin.model.gpus import Inventory
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.model.telemetry import GpuTelemetry
 from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
 from gpu_device_plugin.node.rules.node_config import mig_mode
 from gpu_device_plugin.node.rules.serving_mode import ServingMode
 from gpu_device_plugin.programs.doctor import node_reading
 from gpu_device_plugin.programs.doctor.rules.node_checks import checks
 from gpu_device_plugin.programs.doctor.rules.symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles, node_seen
+from gpu_device_plugin.report.rules.extension import Check
 from gpu_device_plugin.report.rules.finding import Unknown, examine, exit_code, report
 from gpu_device_plugin.settings.knobs import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.model.allocations import Allocation
-    from gpu_device_plugin.model.gpus import Inventory
-    from gpu_device_plugin.model.telemetry import GpuTelemetry
-    from gpu_device_plugin.report.rules.extension import Check
-    from gpu_device_plugin.settings.node import NodeSettings
-    from gpu_device_plugin.settings.sources import Sources, Texts
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources, Texts
 
 RIGHTS = (
     Call("get", "nodes"),

@@ -10,31 +10,25 @@ import json
 import re
 import subprocess
 import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_device_plugin import metrics
-from gpu_device_plugin.features.mps.contract import MPS_FILES, MpsStatus
+from gpu_device_plugin.features.mps.contract import MPS_FILES, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import BEAT_S, NOT_THERE, SILENT
 from gpu_device_plugin.file_link import FileLink
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.node.rules.node_gauges import STREAM_UP
 from gpu_device_plugin.programs.doctor.rules.symptoms import AgentSeen, Runtime
 from gpu_device_plugin.report.rules.finding import Unknown
+from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, PROGRAM
 from gpu_device_plugin.settings.node import NodeSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from gpu_device_plugin.features.mps.contract import MpsGpu
-    from gpu_device_plugin.settings.forms import Address
-
 
 _MODULE = PROGRAM.replace("-", "_")
 

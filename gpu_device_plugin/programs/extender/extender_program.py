@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES
 from gpu_device_plugin.kubernetes.client.config import ClusterConfigError, config_for
 from gpu_device_plugin.lifetime import collect_rarely, return_large_blocks
 from gpu_device_plugin.scheduler.extender import Extender
+from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import UsageError
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.settings.extender import ExtenderSettings
-    from gpu_device_plugin.settings.sources import Sources, Texts
+from gpu_device_plugin.settings.sources import Sources, Texts
 
 
 def main(sources: Sources[ExtenderSettings], texts: Texts, settings: ExtenderSettings) -> int:

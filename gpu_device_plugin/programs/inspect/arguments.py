@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.commandline import Parser, add_settings, no_such_argument
 from gpu_device_plugin.model.contract.keys import AGENT_NAMESPACE
-from gpu_device_plugin.report.commands import PODS_OF_KUBECTL
+from gpu_device_plugin.report.commands import PODS_OF_KUBECTL, Command
 from gpu_device_plugin.report.rules.printing import nearest
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.knobs import UsageError, knobs_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.report.commands import Command
 
 _OF_KUBECTL = (
     *("as", "as-group", "as-uid", "cache-dir", "certificate-authority", "client-certificate", "client-key", "cluster"),

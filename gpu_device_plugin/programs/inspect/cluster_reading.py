@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +14,7 @@ from gpu_device_plugin.features.conflicts.rules import sightings
 from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.kubernetes.agent_reader import AGENT_LABELS
 from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.kubernetes.kubectl import Access
 from gpu_device_plugin.kubernetes.objects.api_objects import ApiObject, Condition, ConfigMap, Container, Named, PodSpec
 from gpu_device_plugin.kubernetes.objects.decoding import (
     LEASES,
@@ -35,7 +37,8 @@ from gpu_device_plugin.model.contract.nodelabels import our_annotations, our_lab
 from gpu_device_plugin.model.contract.promises import promises
 from gpu_device_plugin.model.contract.variables import VISIBLE_DEVICES
 from gpu_device_plugin.model.mig import is_mig_resource
-from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.programs.doctor.rules.component_checks import group_of
 from gpu_device_plugin.programs.doctor.rules.symptoms import (
@@ -49,15 +52,11 @@ from gpu_device_plugin.programs.doctor.rules.symptoms import (
 )
 from gpu_device_plugin.programs.inspect.uninstall import mig_resources
 from gpu_device_plugin.report.commands import unread
+from gpu_device_plugin.report.rules.finding import Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from gpu_device_plugin.features.report_features import Read
-    from gpu_device_plugin.kubernetes.kubectl import Access
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.rules.finding import Unknown
 
 R = TypeVar("R")
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gpu_device_plugin.features.claims.report import CLAIMS
 from gpu_device_plugin.features.mig.report import holders
@@ -12,12 +12,8 @@ from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.report.rules.columns import aligned
 from gpu_device_plugin.report.rules.finding import grouped
+from gpu_device_plugin.report.rules.node_view import GpuView, NodeView
 from gpu_device_plugin.report.rules.printing import age, mib, place, short_uuid
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from gpu_device_plugin.report.rules.node_view import GpuView, NodeView
 
 _UNKNOWN = "unknown"
 _NOTHING = "-"

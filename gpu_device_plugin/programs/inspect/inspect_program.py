@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -18,13 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpu_device_plugin.commandline import FAILED, OK, ending, resources_in, say, show, width
 from gpu_device_plugin.features.claims.report import claims_waiting
 from gpu_device_plugin.features.history.commands import agents_of
-from gpu_device_plugin.features.report_features import REPORT
+from gpu_device_plugin.features.report_features import REPORT, ReportParts
 from gpu_device_plugin.kubernetes.agent_reader import AgentUnreadableError
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
-from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, reaching
+from gpu_device_plugin.kubernetes.kubectl import Access, ClusterUnreadableError, reaching
 from gpu_device_plugin.kubernetes.objects.api_objects import escaped
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS, ObjectKind, UnreadableObjectError
 from gpu_device_plugin.kubernetes.objects.pod_details import events
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.programs.doctor.rules.cluster_checks import checks, examine_partly
 from gpu_device_plugin.programs.inspect.arguments import parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
@@ -50,23 +52,17 @@ from gpu_device_plugin.report.commands import (
 )
 from gpu_device_plugin.report.followed_cluster import cluster
 from gpu_device_plugin.report.rules.columns import Line, Tone, columns
-from gpu_device_plugin.report.rules.extension import placed
-from gpu_device_plugin.report.rules.finding import examine, exit_code, report
+from gpu_device_plugin.report.rules.extension import AgentFacts, placed
+from gpu_device_plugin.report.rules.finding import Finding, examine, exit_code, report
 from gpu_device_plugin.report.rules.node_answers import explain, explain_briefly
 from gpu_device_plugin.report.rules.terminal_tables import SORTS, rows_waiting
 from gpu_device_plugin.report.why_pod import events_of, explained, on_gpus
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     import msgspec
 
-    from gpu_device_plugin.features.report_features import ReportParts
-    from gpu_device_plugin.kubernetes.kubectl import Access
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.rules.extension import AgentFacts
-    from gpu_device_plugin.report.rules.finding import Finding
 
 T = TypeVar("T")
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpu_device_plugin.commandline import OK, say, width
 from gpu_device_plugin.features.claims.report import claims_waiting, rows_claimed
+from gpu_device_plugin.features.report_features import ReportParts
 from gpu_device_plugin.features.use.report import at_a_glance
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
-from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
+from gpu_device_plugin.kubernetes.kubectl import Access, ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.api_objects import escaped, readable
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS, PodReader
+from gpu_device_plugin.model import pods
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.programs.inspect.gpushare_layout import details, summary, wide
 from gpu_device_plugin.report.commands import (
     GRANT,
@@ -30,10 +35,12 @@ from gpu_device_plugin.report.commands import (
     unread,
 )
 from gpu_device_plugin.report.followed_cluster import cluster
-from gpu_device_plugin.report.rules.columns import columns
+from gpu_device_plugin.report.rules.columns import Line, columns
 from gpu_device_plugin.report.rules.held_instances import instance_pod
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.overview_document import document
 from gpu_device_plugin.report.rules.terminal_tables import (
+    PodRow,
     by_name,
     folded,
     folded_details,
@@ -42,23 +49,13 @@ from gpu_device_plugin.report.rules.terminal_tables import (
     rows_alone,
     rows_waiting,
 )
-from gpu_device_plugin.scheduler.rules.usage import NOTHING, usage_of
+from gpu_device_plugin.scheduler.rules.usage import NOTHING, Usage, usage_of
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import msgspec
 
-    from gpu_device_plugin.features.report_features import ReportParts
-    from gpu_device_plugin.kubernetes.kubectl import Access
-    from gpu_device_plugin.model import pods
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.rules.columns import Line
-    from gpu_device_plugin.report.rules.node_view import NodeView
-    from gpu_device_plugin.report.rules.terminal_tables import PodRow
-    from gpu_device_plugin.scheduler.rules.usage import Usage
 
 COUNTING = ("spec.nodeName!=", *NOT_ENDED)
 """Selects the pods that may hold a GPU or part of one."""

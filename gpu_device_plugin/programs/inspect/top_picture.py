@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.report.rules.columns import Line, Row, Tone, fitted, table
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.printing import counted
 from gpu_device_plugin.report.rules.terminal_tables import (
     OF_GPUS,
     OF_PODS,
     SORTS,
+    PodRow,
     by_name,
     figures_age,
     gpu_rows,
@@ -18,12 +20,6 @@ from gpu_device_plugin.report.rules.terminal_tables import (
     pod_rows,
     totals,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gpu_device_plugin.report.rules.node_view import NodeView
-    from gpu_device_plugin.report.rules.terminal_tables import PodRow
 
 
 @dataclass(frozen=True, slots=True)

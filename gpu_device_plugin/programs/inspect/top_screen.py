@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from io import TextIOWrapper
@@ -32,7 +33,6 @@ from gpu_device_plugin.report.rules.columns import Line, Tone, columns
 from gpu_device_plugin.report.rules.printing import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from textual.app import ComposeResult
     from textual.binding import BindingType

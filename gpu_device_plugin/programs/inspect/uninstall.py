@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.commandline import FAILED, OK
 from gpu_device_plugin.features.capacity.contract import let_go
 from gpu_device_plugin.kubernetes.agent_reader import AGENT_LABELS
 from gpu_device_plugin.kubernetes.client.api_client import PatchType
 from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.kubernetes.kubectl import Access
 from gpu_device_plugin.kubernetes.objects.api_objects import Pod
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS, NodeReader
 from gpu_device_plugin.model.contract.keys import CORDONS, GPU_CONDITION, HELD_ROOM, SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.model.contract.nodelabels import our_annotations, our_labels, switched_on
 from gpu_device_plugin.model.mig import is_mig_resource
+from gpu_device_plugin.model.nodes import NodeRecord
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.programs.inspect.overview import nodes_named
 from gpu_device_plugin.report.commands import DRY_RUN, NODE, Command, Output, argument, unread, valued
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.kubernetes.kubectl import Access
-    from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.model.resources import Resource
-
 
 _REALLY = "really"
 """The word that a user has to write to end sharing on nodes that still share."""

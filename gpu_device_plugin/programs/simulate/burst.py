@@ -10,30 +10,25 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from operator import sub
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.features.elastic.rules.reclaiming import ReclaimState
 from gpu_device_plugin.features.eviction.rules import next_victims
+from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.programs.simulate.experiment import arrivals_of, run
-from gpu_device_plugin.programs.simulate.model import counted
+from gpu_device_plugin.programs.simulate.experiment import Plan, arrivals_of, run
+from gpu_device_plugin.programs.simulate.model import Inputs, SimulationOutcome, Workload, counted
 from gpu_device_plugin.programs.simulate.results import aligned
 from gpu_device_plugin.report.rules.columns import Line, Tone
 from gpu_device_plugin.settings.knobs import UsageError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
-    from gpu_device_plugin.programs.simulate.experiment import Plan
-    from gpu_device_plugin.programs.simulate.model import Inputs, SimulationOutcome, Workload
-
-    Json = dict[str, Any]
+Json = dict[str, Any]
 
 _SHARE_MIB = 1024
 _GPU = "gpu"

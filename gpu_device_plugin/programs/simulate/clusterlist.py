@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from gpu_device_plugin.features.learning.rules.arrivals import Start
 from gpu_device_plugin.features.learning.rules.marginal_value import free_capacity, shape_of
-from gpu_device_plugin.features.learning.rules.workload_mix import kinds_of
+from gpu_device_plugin.features.learning.rules.workload_mix import PodKind, kinds_of
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS
 from gpu_device_plugin.kubernetes.objects.api_objects import readable
 from gpu_device_plugin.kubernetes.objects.decoding import NodeReader, PodReader, UnreadableObjectError, decoded
-from gpu_device_plugin.kubernetes.objects.requests import OwnerReference  # noqa: TC001 - msgspec reads it
+from gpu_device_plugin.kubernetes.objects.requests import OwnerReference
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, READ_ON_NODES, READ_ON_PODS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.gpus import MOST_GPUS
+from gpu_device_plugin.model.nodes import NodeRecord
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.programs.simulate.entries import SHARE_MIB
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Inputs, Workload
 from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, amount_of, ask
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
-    from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.model.pods import Pod
-
 
 WHOLE = Resource(Kind.COUNT, "nvidia.com/gpu")
 """The resource of NVIDIA's device plugin: whole GPUs, unless it is told to hand each out several times."""

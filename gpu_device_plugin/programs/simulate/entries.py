@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.learning.rules.arrivals import Start
 from gpu_device_plugin.features.learning.rules.workload_mix import GpuKind, NodeType, PodKind
@@ -14,13 +14,9 @@ from gpu_device_plugin.kubernetes.objects.quantity import allocatable_amounts
 from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.gpus import MOST_GPUS, MOST_SHARES
 from gpu_device_plugin.model.mig import GPU_SLICES
+from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, counted, told
 from gpu_device_plugin.report.rules.printing import nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from gpu_device_plugin.model.resources import Amounts
 
 SHARE_MIB = 1024
 """Of a share of GPU memory, by default."""

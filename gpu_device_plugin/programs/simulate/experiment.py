@@ -5,16 +5,19 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpu_device_plugin.features.learning.rules.arrivals import ByFullness, Placer, Start
+from gpu_device_plugin.features.learning.rules.arrivals import ByFullness, Placer, Policy, Start
 from gpu_device_plugin.features.learning.rules.marginal_value import Appraiser
 from gpu_device_plugin.features.learning.rules.price_learning import learning
-from gpu_device_plugin.features.learning.rules.workload_mix import needs_gpus
+from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind, needs_gpus
 from gpu_device_plugin.programs.simulate.model import (
+    Inputs,
     SimulationOutcome,
+    Workload,
     capacity_of,
     demand_of,
     departing,
@@ -24,13 +27,6 @@ from gpu_device_plugin.programs.simulate.model import (
 )
 from gpu_device_plugin.scheduler.rules.packing import finished
 from gpu_device_plugin.settings.knobs import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.features.learning.rules.arrivals import Policy
-    from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind
-    from gpu_device_plugin.programs.simulate.model import Inputs, Workload
 
 POLICIES = ("fit", "binpack", "spread")
 REJECTED = "rejected"

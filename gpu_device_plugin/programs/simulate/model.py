@@ -5,21 +5,16 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from math import ceil
-from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.learning.rules.arrivals import Start
+from gpu_device_plugin.features.learning.rules.marginal_value import FreeCapacity
 from gpu_device_plugin.features.learning.rules.price_learning import mean_gpu
-from gpu_device_plugin.features.learning.rules.workload_mix import needs_gpus
+from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind, needs_gpus
 from gpu_device_plugin.settings.knobs import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.features.learning.rules.arrivals import Start
-    from gpu_device_plugin.features.learning.rules.marginal_value import FreeCapacity
-    from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind
 
 
 def gpus_with_room(kind: PodKind, shape: NodeType, left: FreeCapacity) -> list[int]:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpu_device_plugin.programs.simulate.experiment import REJECTED
-from gpu_device_plugin.programs.simulate.model import class_of, counted, gpus_with_room, order, unit_of
+from gpu_device_plugin.features.learning.rules.arrivals import Start
+from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
+from gpu_device_plugin.programs.simulate.experiment import REJECTED, Needed, Plan
+from gpu_device_plugin.programs.simulate.model import (
+    Inputs,
+    SimulationOutcome,
+    Workload,
+    class_of,
+    counted,
+    gpus_with_room,
+    order,
+    unit_of,
+)
 from gpu_device_plugin.report.rules import columns
 from gpu_device_plugin.report.rules.columns import Line, Tone, fitted
 from gpu_device_plugin.report.rules.printing import printable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.features.learning.rules.arrivals import Start
-    from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
-    from gpu_device_plugin.programs.simulate.experiment import Needed, Plan
-    from gpu_device_plugin.programs.simulate.model import Inputs, SimulationOutcome, Workload
-
-    Json = dict[str, Any]
+Json = dict[str, Any]
 
 VERSION = 1
 """Of the JSON document."""

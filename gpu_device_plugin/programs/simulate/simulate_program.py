@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TextIO, TypeVar
 
 from gpu_device_plugin.commandline import FAILED, OK, resources_in, say, show
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, nodes_and_pods
@@ -16,14 +18,7 @@ from gpu_device_plugin.programs.simulate.results import document, heading, neede
 from gpu_device_plugin.programs.simulate.sources import inputs_of
 from gpu_device_plugin.report.rules.columns import Line
 from gpu_device_plugin.settings.forms import duration, number, one_of, several
-from gpu_device_plugin.settings.knobs import UsageError
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
-    from typing import TextIO
-
-    from gpu_device_plugin.settings.knobs import Form
+from gpu_device_plugin.settings.knobs import Form, UsageError
 
 T = TypeVar("T")
 

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from math import ceil, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from gpu_device_plugin.features.learning.rules.arrivals import Start
 from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.kubernetes.objects.quantity import allocatable_amounts
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.programs.simulate.clusterlist import read_cluster
 from gpu_device_plugin.programs.simulate.entries import EntryError, known_model, nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Inputs, Recording, Workload, counted, told
 from gpu_device_plugin.settings.forms import duration
 from gpu_device_plugin.settings.knobs import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from gpu_device_plugin.features.learning.rules.arrivals import Start
-    from gpu_device_plugin.model.resources import Resource
 
 CLUSTER = "cluster"
 """The word for the cluster that kubectl reads."""

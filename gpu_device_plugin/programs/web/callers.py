@@ -8,23 +8,20 @@ import hmac
 import secrets
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import wait_within
+from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.errors import Call, UnavailableError
 from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.overview_document import redacted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-
-    from gpu_device_plugin.kubernetes.client.api_client import Client
-    from gpu_device_plugin.report.rules.node_view import NodeView
 
 T = TypeVar("T")
 

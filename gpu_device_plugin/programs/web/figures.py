@@ -6,29 +6,23 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.turns import Turns
+from gpu_device_plugin.features.history.contract import IncidentSummary, NodeHistory
+from gpu_device_plugin.features.history.rules.slowness import MaySee
 from gpu_device_plugin.kubernetes.agent_reader import AgentReader, Agents, understood
+from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.model.contract.keys import AGENT_NAMESPACE, MalformedAnnotationError
-from gpu_device_plugin.model.contract.node_use import SERVED, USE_PATH, read_node_use
+from gpu_device_plugin.model.contract.node_use import SERVED, USE_PATH, NodeUse, read_node_use
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.web.watched import missing_right
-from gpu_device_plugin.report.rules.finding import literal, note
+from gpu_device_plugin.report.rules.finding import Finding, literal, note
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from gpu_device_plugin.features.history.contract import IncidentSummary, NodeHistory
-    from gpu_device_plugin.features.history.rules.slowness import MaySee
-    from gpu_device_plugin.kubernetes.client.api_client import Client
-    from gpu_device_plugin.model.contract.node_use import NodeUse
-    from gpu_device_plugin.report.rules.finding import Finding
-
-    Deliver = Callable[[str, NodeUse | None], None]
-    from collections.abc import Iterable, Mapping, Sequence
+Deliver = Callable[[str, NodeUse | None], None]
 
 T = TypeVar("T")
 

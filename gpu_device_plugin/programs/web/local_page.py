@@ -8,27 +8,23 @@ import signal
 import sys
 import threading
 import webbrowser
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
 from gpu_device_plugin.aio.http import ListenError
 from gpu_device_plugin.aio.waiting import for_ever
 from gpu_device_plugin.commandline import FAILED, discard_output, say
-from gpu_device_plugin.features.report_features import REPORT
+from gpu_device_plugin.features.report_features import REPORT, ReportParts
 from gpu_device_plugin.kubernetes.client.api_client import Timing
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, reaching
 from gpu_device_plugin.lifetime import until_stopped
 from gpu_device_plugin.model.contract.keys import AGENT_NAMESPACE
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.programs.web.callers import LocalCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures
 from gpu_device_plugin.programs.web.web_program import PageServer
 from gpu_device_plugin.programs.web.web_routes import AboutPage
 from gpu_device_plugin.settings.forms import Address
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gpu_device_plugin.features.report_features import ReportParts
-    from gpu_device_plugin.model.resources import Resource
 
 _HOST = "127.0.0.1"
 

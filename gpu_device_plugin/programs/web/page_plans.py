@@ -5,31 +5,24 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import last_of
-from gpu_device_plugin.features.capacity.arrangement import BUDGETS, ArrangementReader
+from gpu_device_plugin.features.capacity.arrangement import BUDGETS, Arrangement, ArrangementReader
 from gpu_device_plugin.features.capacity.report import makes_room, plan_document, stays
-from gpu_device_plugin.features.capacity.rules.movable import Fits, after
-from gpu_device_plugin.features.capacity.rules.plans import planning, settled
+from gpu_device_plugin.features.capacity.rules.movable import Fits, PlannedPod, after
+from gpu_device_plugin.features.capacity.rules.plans import Plan, planning, settled
+from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.errors import Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NOT_ENDED, PODS
+from gpu_device_plugin.programs.web.page_state import PageState
 from gpu_device_plugin.programs.web.watched import missing_right
-from gpu_device_plugin.report.rules.finding import note
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from gpu_device_plugin.features.capacity.arrangement import Arrangement
-    from gpu_device_plugin.features.capacity.rules.movable import PlannedPod
-    from gpu_device_plugin.features.capacity.rules.plans import Plan
-    from gpu_device_plugin.kubernetes.client.api_client import Client
-    from gpu_device_plugin.programs.web.page_state import PageState
-    from gpu_device_plugin.report.rules.finding import Finding
+from gpu_device_plugin.report.rules.finding import Finding, note
 
 _KNOWN_S = 10.0
 """How long a plan is remembered."""

@@ -6,35 +6,29 @@ import asyncio
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.history.rules.slowness import everyone
-from gpu_device_plugin.model.contract.node_use import NodeReport
-from gpu_device_plugin.report.rules.finding import note
-from gpu_device_plugin.report.rules.node_answers import asked_amounts, what_makes_room, why_waits
+from gpu_device_plugin.features.report_features import ReportParts
+from gpu_device_plugin.model.contract.node_use import NodeReport, NodeUse
+from gpu_device_plugin.model.resources import Resource
+from gpu_device_plugin.programs.web.callers import CallerScope
+from gpu_device_plugin.programs.web.figures import FiguresState
+from gpu_device_plugin.programs.web.watched import Watched
+from gpu_device_plugin.report.followed_cluster import FollowedPod
+from gpu_device_plugin.report.rules.finding import Finding, Message, note
+from gpu_device_plugin.report.rules.node_answers import NodeAnswer, asked_amounts, what_makes_room, why_waits
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.overview_document import node_document
 from gpu_device_plugin.report.why_pod import why
 from gpu_device_plugin.scheduler.rules.changes import ChangeLog
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from gpu_device_plugin.features.report_features import ReportParts
-    from gpu_device_plugin.model.contract.node_use import NodeUse
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.web.callers import CallerScope
-    from gpu_device_plugin.programs.web.figures import FiguresState
-    from gpu_device_plugin.programs.web.watched import Watched
-    from gpu_device_plugin.report.followed_cluster import FollowedPod
-    from gpu_device_plugin.report.rules.finding import Finding, Message
-    from gpu_device_plugin.report.rules.node_answers import NodeAnswer
-    from gpu_device_plugin.report.rules.node_view import NodeView
 
 _SLICE_S = 0.01
 """After this time of uninterrupted work the event loop gets a turn."""

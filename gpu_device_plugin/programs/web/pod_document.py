@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, added_for_limits
 from gpu_device_plugin.model.contract import variables
 from gpu_device_plugin.model.contract.keys import FRAMEWORKS, POD
+from gpu_device_plugin.model.contract.node_use import ContainerUse
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 from gpu_device_plugin.model.contract.promises import readable_promises
 from gpu_device_plugin.model.contract.variables import read_frameworks
 from gpu_device_plugin.model.gpus import Gpu, MigInstance
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.placing import Demand, Placement
-from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.pods import Container, Pod
+from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.shares import SharedGpu, Shares
 from gpu_device_plugin.node.rules.container_grants import Delivery, GrantOwner, grant
 from gpu_device_plugin.report.rules.held_instances import readable_instances
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.overview_document import Fields, container_use, known, mig_place
 from gpu_device_plugin.report.rules.state_words import part_states
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.model.contract.node_use import ContainerUse
-    from gpu_device_plugin.model.pods import Container, Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.rules.node_view import NodeView
 
 
 def containers_of(pod: Pod, resources: Sequence[Resource], node: NodeView | None) -> list[Fields]:

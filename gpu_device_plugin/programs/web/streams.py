@@ -5,24 +5,18 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpu_device_plugin.aio.waiting import any_of, wait_within
 from gpu_device_plugin.kubernetes.client.errors import ApiError
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.programs.web.callers import CallerScope
-from gpu_device_plugin.programs.web.page_state import PARTS
+from gpu_device_plugin.programs.web.callers import Caller, CallerScope
+from gpu_device_plugin.programs.web.page_state import PARTS, PageState
 from gpu_device_plugin.report.rules.overview_document import VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
-
-    from gpu_device_plugin.programs.web.callers import Caller
-    from gpu_device_plugin.programs.web.page_state import PageState
 
 MOST_NODES = 1000
 """The most nodes of one reader, and of all together."""

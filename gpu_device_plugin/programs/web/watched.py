@@ -5,24 +5,20 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import InitVar, dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from gpu_device_plugin.aio.waiting import for_ever
 from gpu_device_plugin.aio.worker import Backoff
+from gpu_device_plugin.features.report_features import ReportParts
+from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.errors import ApiError, Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS
 from gpu_device_plugin.kubernetes.reflector import Reflector, ReflectorTiming
-from gpu_device_plugin.report.followed_cluster import FollowedCluster
+from gpu_device_plugin.model.resources import Resource
+from gpu_device_plugin.report.followed_cluster import FollowedCluster, FollowedNode, FollowedPod
 from gpu_device_plugin.report.rules.finding import Finding, literal, note
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from gpu_device_plugin.features.report_features import ReportParts
-    from gpu_device_plugin.kubernetes.client.api_client import Client
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.followed_cluster import FollowedNode, FollowedPod
 
 _MOST_PROBLEMS = 20
 """The most sentences about single nodes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
@@ -12,14 +13,15 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import BROWSERS, ListenError, page_at, serving_routes, written
 from gpu_device_plugin.aio.waiting import for_ever, wait_within
-from gpu_device_plugin.features.report_features import REPORT
+from gpu_device_plugin.features.report_features import REPORT, ReportParts
 from gpu_device_plugin.kubernetes.agent_reader import AgentReader, Agents
 from gpu_device_plugin.kubernetes.client.api_client import Client
-from gpu_device_plugin.kubernetes.client.config import SERVICE_ACCOUNT, ClusterConfigError, config_for
+from gpu_device_plugin.kubernetes.client.config import SERVICE_ACCOUNT, ClusterConfig, ClusterConfigError, config_for
 from gpu_device_plugin.lifetime import ReloadingProgram, tls_of
 from gpu_device_plugin.metrics import alive, probe
 from gpu_device_plugin.model.contract.keys import AGENT_NAMESPACE
-from gpu_device_plugin.programs.web.callers import ReviewedCallers
+from gpu_device_plugin.model.resources import Resource
+from gpu_device_plugin.programs.web.callers import Callers, ReviewedCallers
 from gpu_device_plugin.programs.web.figures import AgentFigures, AgentHistory, FiguresState
 from gpu_device_plugin.programs.web.page_plans import PagePlans
 from gpu_device_plugin.programs.web.page_state import PageState
@@ -27,19 +29,14 @@ from gpu_device_plugin.programs.web.streams import Streams
 from gpu_device_plugin.programs.web.watched import Watched
 from gpu_device_plugin.programs.web.web_routes import HEADERS, LARGEST_VIEW, AboutPage, PageRoutes
 from gpu_device_plugin.report.rules.finding import note
+from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import UsageError
+from gpu_device_plugin.settings.sources import Sources, Texts
 from gpu_device_plugin.settings.web import WebSettings
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Sequence
 
-    from gpu_device_plugin.features.report_features import ReportParts
-    from gpu_device_plugin.kubernetes.client.config import ClusterConfig
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.programs.web.callers import Callers
-    from gpu_device_plugin.settings.forms import Address
-    from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
 

@@ -5,50 +5,41 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from importlib.resources.abc import Traversable
+from typing import Any
 from urllib.parse import unquote
 
 import msgspec
 
 from gpu_device_plugin import __version__
-from gpu_device_plugin.aio.http import JSON, Page, Route, Stream
+from gpu_device_plugin.aio.http import JSON, Page, Request, Route, Stream
 from gpu_device_plugin.aio.turns import Turns
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.features.history import contract
-from gpu_device_plugin.features.report_features import REPORT
+from gpu_device_plugin.features.report_features import REPORT, ReportParts
 from gpu_device_plugin.kubernetes.agent_reader import AgentUnreadableError
+from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.errors import ApiError, Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import PODS, UnreadableObjectError
 from gpu_device_plugin.kubernetes.objects.pod_details import event_documents, events, pod_and_status
-from gpu_device_plugin.programs.web.callers import ALL_NAMESPACES, CallerScope
-from gpu_device_plugin.programs.web.figures import seen_history, seen_summary
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.programs.web.callers import ALL_NAMESPACES, Callers, CallerScope
+from gpu_device_plugin.programs.web.figures import AgentHistory, seen_history, seen_summary
+from gpu_device_plugin.programs.web.page_plans import PagePlans
+from gpu_device_plugin.programs.web.page_state import PageState
 from gpu_device_plugin.programs.web.pod_document import containers_of
+from gpu_device_plugin.programs.web.streams import Streams
 from gpu_device_plugin.programs.web.watched import missing_right
-from gpu_device_plugin.report.rules.extension import foreign_annotations
-from gpu_device_plugin.report.rules.finding import literal, note
+from gpu_device_plugin.report.rules.extension import SchedulingStatus, foreign_annotations
+from gpu_device_plugin.report.rules.finding import Finding, Message, literal, note
 from gpu_device_plugin.report.rules.node_answers import explain
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.overview_document import node_document
 from gpu_device_plugin.report.why_pod import events_of, explained, on_gpus
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-    from importlib.resources.abc import Traversable
-
-    from gpu_device_plugin.aio.http import Request
-    from gpu_device_plugin.features.report_features import ReportParts
-    from gpu_device_plugin.kubernetes.client.api_client import Client
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.programs.web.callers import Callers
-    from gpu_device_plugin.programs.web.figures import AgentHistory
-    from gpu_device_plugin.programs.web.page_plans import PagePlans
-    from gpu_device_plugin.programs.web.page_state import PageState
-    from gpu_device_plugin.programs.web.streams import Streams
-    from gpu_device_plugin.report.rules.extension import SchedulingStatus
-    from gpu_device_plugin.report.rules.finding import Finding, Message
-    from gpu_device_plugin.report.rules.node_view import NodeView
 
 _TYPES: Mapping[str, str] = {
     "html": "text/html",

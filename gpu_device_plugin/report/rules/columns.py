@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import accumulate, groupby, takewhile
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.report.rules.printing import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _GAP = 2
 

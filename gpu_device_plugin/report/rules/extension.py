@@ -6,22 +6,22 @@ method below for every feature, in the order of the list of features.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from gpu_device_plugin.model.contract.node_use import ContainerUse
+from gpu_device_plugin.model.pods import Pod, PodClaim
+from gpu_device_plugin.model.resources import Resource
+from gpu_device_plugin.report.rules.finding import Finding
 from gpu_device_plugin.scheduler.rules.node_constraints import NO_TERMS, Terms
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.model.contract.node_use import ContainerUse
-    from gpu_device_plugin.model.pods import Pod, PodClaim
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.rules.finding import Finding
     from gpu_device_plugin.report.rules.node_view import Ends, GpuView, NodeView
     from gpu_device_plugin.report.rules.state_words import State
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
     Excluded = Callable[[NodeView], tuple[Finding, ...]]
     """Returns why kube-scheduler does not consider a node for the pod at all, as clauses about the node."""

@@ -6,22 +6,18 @@ Kube-scheduler counts them, and the kubelet chooses; which ones a pod has, its n
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import INSTANCES, MalformedAnnotationError
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 from gpu_device_plugin.model.contract.promises import read_instances
 from gpu_device_plugin.model.mig import is_mig_resource
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.report.rules.finding import Finding, note
 from gpu_device_plugin.scheduler.rules.pod_demand import amount_of
 from gpu_device_plugin.scheduler.rules.usage import NOTHING, GpuConsumer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.model.pods import Pod
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING
 
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.placing import FIT, POLICIES, Demand, Obstacle, Unplaceable, fits_kind, place
-from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.report.rules.columns import aligned
-from gpu_device_plugin.report.rules.extension import Kept
-from gpu_device_plugin.report.rules.finding import Finding, grouped, literal, note
+from gpu_device_plugin.report.rules.extension import Kept, ReportFeature, SchedulingStatus
+from gpu_device_plugin.report.rules.finding import Finding, Parameter, grouped, literal, note
+from gpu_device_plugin.report.rules.node_view import Ends, GpuView, NodeView
 from gpu_device_plugin.report.rules.pod_causes import scheduler_says, scheduler_silent
 from gpu_device_plugin.report.rules.printing import counted, ranges, short_uuid, shortened
 from gpu_device_plugin.report.rules.printing import place as place_of
 from gpu_device_plugin.scheduler.rules.filter_failure import Clause, FilterFailure, cordoned
 from gpu_device_plugin.scheduler.rules.fitting import Fit, fit, gpu_policy_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus
-    from gpu_device_plugin.report.rules.finding import Parameter
-    from gpu_device_plugin.report.rules.node_view import Ends, GpuView, NodeView
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
-    from gpu_device_plugin.scheduler.rules.usage import Usage
-
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
+from gpu_device_plugin.scheduler.rules.usage import Usage
 
 _WEIGHED = 20
 """For this many of the nodes that lack least, the pods that would have to end are computed; the best come first."""

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpu_device_plugin.model.contract.node_use import NO_REPORT, trespasses
-from gpu_device_plugin.model.contract.nodegpus import NO_GPUS
+from gpu_device_plugin.model.contract.node_use import NO_REPORT, ContainerUse, NodeReport, trespasses
+from gpu_device_plugin.model.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.placing import Room
-from gpu_device_plugin.report.rules.held_instances import whole_instances
+from gpu_device_plugin.report.rules.held_instances import InstancePod, Instances, whole_instances
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.model.contract.node_use import ContainerUse, NodeReport
-    from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
-    from gpu_device_plugin.report.rules.held_instances import InstancePod, Instances
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 
 @dataclass(frozen=True, slots=True)

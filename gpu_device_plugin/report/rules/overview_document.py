@@ -6,23 +6,18 @@ fields, leaves out those that are false, zero, empty or unknown, and says nothin
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, trespasses
+from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, NodeReport, trespasses
+from gpu_device_plugin.model.contract.nodegpus import ListedInstance
 from gpu_device_plugin.model.limits import Enforcement
-from gpu_device_plugin.report.rules.node_view import sums_of
+from gpu_device_plugin.report.rules.held_instances import Instances
+from gpu_device_plugin.report.rules.node_view import GpuView, NodeView, PodShare, Sums, sums_of
 from gpu_device_plugin.report.rules.state_words import gpu_states, node_states, part_states
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.model.contract.node_use import NodeReport
-    from gpu_device_plugin.model.contract.nodegpus import ListedInstance
-    from gpu_device_plugin.report.rules.held_instances import Instances
-    from gpu_device_plugin.report.rules.node_view import GpuView, NodeView, PodShare, Sums
 
 VERSION = 1
 """Increases when a field changes its meaning or is removed. Fields may be added at any time."""

@@ -5,30 +5,23 @@ A pod gets its GPUs by its limits; who gets them otherwise is explained by featu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from gpu_device_plugin.model.contract.keys import ASSIGNED, ASSUME_TIME, MalformedAnnotationError
+from gpu_device_plugin.model.contract.node_use import NodeReport
+from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 from gpu_device_plugin.model.contract.promises import promises
 from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
-from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.report.rules.extension import DEFAULT_SCHEDULER, SchedulingStatus
+from gpu_device_plugin.report.rules.extension import DEFAULT_SCHEDULER, ReportFeature, SchedulingStatus
 from gpu_device_plugin.report.rules.finding import Finding, grouped, note, units
 from gpu_device_plugin.report.rules.held_instances import asked_instances
-from gpu_device_plugin.scheduler.rules.node_constraints import obstacles
+from gpu_device_plugin.report.rules.node_view import NodeView
+from gpu_device_plugin.scheduler.rules.node_constraints import Terms, obstacles
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Impossible, ask
 from gpu_device_plugin.scheduler.rules.usage import usage_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from gpu_device_plugin.model.contract.node_use import NodeReport
-    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.rules.extension import ReportFeature
-    from gpu_device_plugin.report.rules.node_view import NodeView
-    from gpu_device_plugin.scheduler.rules.node_constraints import Terms
 
 SCHEDULER = "gpushare-scheduler"
 """The name of the scheduler deployed with the extender."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
     from gpu_device_plugin.model.contract.node_use import ContainerUse
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu

@@ -5,17 +5,14 @@ The kernel's own are here; a node's features add theirs (`ReportFeature.node_sta
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gpu_device_plugin.model.contract.node_use import ContainerUse
 from gpu_device_plugin.report.rules.columns import Tone
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from gpu_device_plugin.model.contract.node_use import ContainerUse
-    from gpu_device_plugin.report.rules.node_view import GpuView, NodeView
+from gpu_device_plugin.report.rules.node_view import GpuView, NodeView
 
 _TONES = {Tone.BAD: "bad", Tone.WARNING: "warn", Tone.PLAIN: "plain"}
 

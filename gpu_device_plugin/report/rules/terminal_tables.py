@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import OVER_USE
-from gpu_device_plugin.model.contract.node_use import exceeds, idle, trespasses
+from gpu_device_plugin.model.contract.node_use import ContainerUse, exceeds, idle, trespasses
 from gpu_device_plugin.model.gpus import short_model
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.rules.columns import Layout, Line, Row, Tone, columns, fitted, table
-from gpu_device_plugin.report.rules.held_instances import asked_instances
+from gpu_device_plugin.report.rules.held_instances import Instances, asked_instances
 from gpu_device_plugin.report.rules.node_answers import asked_amounts
-from gpu_device_plugin.report.rules.node_view import sums_of
+from gpu_device_plugin.report.rules.node_view import GpuView, NodeView, PodShare, sums_of
 from gpu_device_plugin.report.rules.printing import age, counted, gib, limit, place, ranges
-from gpu_device_plugin.report.rules.state_words import gpu_states, node_states, part_states
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.model.contract.node_use import ContainerUse
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.rules.held_instances import Instances
-    from gpu_device_plugin.report.rules.node_view import GpuView, NodeView, PodShare
-    from gpu_device_plugin.report.rules.state_words import State
-    from gpu_device_plugin.scheduler.rules.usage import Usage
+from gpu_device_plugin.report.rules.state_words import State, gpu_states, node_states, part_states
+from gpu_device_plugin.scheduler.rules.usage import Usage
 
 _NOTHING = "-"
 OF_GPUS = Layout(

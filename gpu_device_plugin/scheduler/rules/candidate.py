@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.cordons import cordon_of, cordons_of
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
 from gpu_device_plugin.model.contract.nodegpus import AWAY, BY_CLAIMS, NO_GPUS, ListedGpu, NodeGpus, read_node_gpus
-from gpu_device_plugin.model.gpus import MOST_GPUS
+from gpu_device_plugin.model.gpus import MOST_GPUS, Links
 from gpu_device_plugin.model.placing import POLICIES, Room
+from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.scheduler.rules.usage import Usage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-
-    from gpu_device_plugin.model.gpus import Links
-    from gpu_device_plugin.model.resources import Amounts
 
 
 @dataclass(frozen=True, slots=True)

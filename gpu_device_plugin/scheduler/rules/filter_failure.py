@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from gpu_device_plugin.model.contract.cordons import Cordon
 from gpu_device_plugin.model.memory import format_mib
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gpu_device_plugin.model.contract.cordons import Cordon
-    from gpu_device_plugin.model.placing import Room
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate, Summary
+from gpu_device_plugin.model.placing import Room
+from gpu_device_plugin.scheduler.rules.candidate import Candidate, Summary
 
 
 @dataclass(frozen=True)

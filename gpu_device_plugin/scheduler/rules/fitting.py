@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.cordons import Cordon
-from gpu_device_plugin.model.placing import FIT, POLICIES, Placement, Unplaceable, fits_kind, place, preference
-from gpu_device_plugin.model.resources import NO_AMOUNTS, Kind
-from gpu_device_plugin.scheduler.rules.candidate import Summary, summary
+from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
+from gpu_device_plugin.model.contract.nodegpus import NodeGpus
+from gpu_device_plugin.model.placing import (
+    FIT,
+    POLICIES,
+    Demand,
+    Placement,
+    Rank,
+    Ranks,
+    Room,
+    Unplaceable,
+    fits_kind,
+    place,
+    preference,
+)
+from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
+from gpu_device_plugin.scheduler.rules.candidate import Candidate, Summary, summary
 from gpu_device_plugin.scheduler.rules.filter_failure import (
     NO_GPU,
     NO_WHOLE,
@@ -29,18 +43,9 @@ from gpu_device_plugin.scheduler.rules.filter_failure import (
     unresolvable,
 )
 from gpu_device_plugin.scheduler.rules.packing import MOST_STEPS, Packer, Packing, frees_of, groups, order
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
-    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.model.placing import Demand, Rank, Ranks, Room
-    from gpu_device_plugin.model.resources import Amounts
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
-
-    _Likeness = tuple[int, int, bool, bool, bool, bool]
+_Likeness = tuple[int, int, bool, bool, bool, bool]
 
 _NOTHING = Summary()
 

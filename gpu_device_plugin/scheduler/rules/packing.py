@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from operator import ge
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from gpu_device_plugin.model.placing import Demand, Room
 from gpu_device_plugin.model.resources import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
-
-    from gpu_device_plugin.model.placing import Demand, Room
-    from gpu_device_plugin.scheduler.rules.candidate import Summary
-
+from gpu_device_plugin.scheduler.rules.candidate import Summary
 
 T = TypeVar("T")
 

@@ -8,21 +8,16 @@ pkg/kubelet/cm/devicemanager/manager.go, Allocate and devicesToAllocate.)
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuSelector, read_preferences
 from gpu_device_plugin.model.contract.keys import SPLIT_LABEL, MalformedAnnotationError
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.model.gpus import MOST_GPUS, MOST_SHARES
 from gpu_device_plugin.model.placing import Demand
-from gpu_device_plugin.model.resources import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from gpu_device_plugin.model.pods import Container, Pod
-    from gpu_device_plugin.model.resources import Resource
+from gpu_device_plugin.model.pods import Container, Pod
+from gpu_device_plugin.model.resources import Kind, Resource
 
 _MOST_PARTS = 16
 """The packer searches for room for all parts at once. Hardly any node has more than 16 GPUs."""

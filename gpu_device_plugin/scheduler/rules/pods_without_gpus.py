@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.model.gauges import Gauge, Gauges, columns
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
 _NODES = (
     Gauge("gpushare_extender_nodes", "Nodes with GPUs."),
     Gauge("gpushare_extender_memory_bytes", "GPU memory of all nodes."),

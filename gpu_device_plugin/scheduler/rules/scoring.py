@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import combinations
 from math import comb
-from typing import TYPE_CHECKING
 
-from gpu_device_plugin.model.gpus import Closeness
+from gpu_device_plugin.model.gpus import Closeness, Links
 from gpu_device_plugin.model.placing import closest
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.scheduler.rules.candidate import summary
+from gpu_device_plugin.scheduler.rules.candidate import Candidate, Summary, summary
 from gpu_device_plugin.scheduler.rules.fitting import allowed, by_claims, gpu_policy_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from gpu_device_plugin.model.gpus import Links
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate, Summary
-    from gpu_device_plugin.scheduler.rules.packing import Effort
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
+from gpu_device_plugin.scheduler.rules.packing import Effort
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 MOST = 10
 """The highest score that kube-scheduler expects of an extender."""

@@ -6,8 +6,8 @@ Annotations alone are not trusted: the amount comes from the pod's limits, and o
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import (
     ASSIGNED,
@@ -18,22 +18,14 @@ from gpu_device_plugin.model.contract.keys import (
     PLACES,
     POD,
 )
-from gpu_device_plugin.model.contract.promises import PodAllocation, readable_promises, write_allocation
+from gpu_device_plugin.model.contract.nodegpus import NodeGpus
+from gpu_device_plugin.model.contract.promises import PodAllocation, Promise, readable_promises, write_allocation
 from gpu_device_plugin.model.contract.reservations import guarantees
-from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.placing import Placement
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.sharing import Shared
-from gpu_device_plugin.scheduler.rules.pod_demand import amount_of, parts_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.model.contract.promises import Promise
-    from gpu_device_plugin.model.placing import Placement
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
-
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part, amount_of, parts_of
 
 NO_GROWTH = "{}"
 """The value of `MEMORY_PROMISED` on a pod that is guaranteed its requests."""

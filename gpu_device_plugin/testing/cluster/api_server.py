@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import ipaddress
 import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import aiohttp
 from aiohttp import web
 
-from gpu_device_plugin.testing.cluster.cluster_kinds import CORE_EVENTS, KINDS, PODS, ApiRequest, Served, StatusError
+from gpu_device_plugin.testing.cluster.cluster_kinds import (
+    CORE_EVENTS,
+    KINDS,
+    PODS,
+    ApiRequest,
+    Json,
+    Served,
+    StatusError,
+)
 from gpu_device_plugin.testing.cluster.cluster_reads import Reads
-from gpu_device_plugin.testing.cluster.cluster_store import Store, merge, strategic_merge
+from gpu_device_plugin.testing.cluster.cluster_store import Key, Store, merge, strategic_merge
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-    from gpu_device_plugin.testing.cluster.cluster_kinds import Json
-    from gpu_device_plugin.testing.cluster.cluster_store import Key
 
 # --- The HTTP conventions of Kubernetes -------------------------------------------------------------------------------
 

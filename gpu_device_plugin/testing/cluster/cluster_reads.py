@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -14,17 +14,13 @@ from gpu_device_plugin.testing.cluster.cluster_kinds import (
     CORE_EVENTS,
     EVENTS,
     ApiRequest,
+    Json,
     Served,
     StatusError,
     core_event,
     label_selector,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from gpu_device_plugin.testing.cluster.cluster_kinds import Json
-    from gpu_device_plugin.testing.cluster.cluster_store import State, Store
+from gpu_device_plugin.testing.cluster.cluster_store import State, Store
 
 _LONGEST_WATCH_S = 1800.0
 _LAST_BOOKMARK_S = 2.0

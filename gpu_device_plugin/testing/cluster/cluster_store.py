@@ -11,17 +11,13 @@ import secrets
 import time
 import uuid
 from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.model.times import epoch_s, rfc3339
-from gpu_device_plugin.testing.cluster.cluster_kinds import KINDS, PODS, Served, StatusError, invalid
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from gpu_device_plugin.testing.cluster.cluster_kinds import Json
+from gpu_device_plugin.testing.cluster.cluster_kinds import KINDS, PODS, Json, Served, StatusError, invalid
 
 _CHANGEABLE = ("labels", "annotations", "finalizers")
 """The metadata fields that clients may change."""

@@ -6,8 +6,11 @@ lenient than the real kubelet would hide the faults that it should show.
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
@@ -15,14 +18,11 @@ from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.testing.kubelet import kubelet_files
 from gpu_device_plugin.testing.kubelet.kubelet_files import Grant
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, PluginClient
+from gpu_device_plugin.testing.pod_specs import ContainerSpec
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Collection, Iterable, Mapping
-    from pathlib import Path
 
     from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import Device, DevicePluginOptions
-    from gpu_device_plugin.testing.pod_specs import ContainerSpec
 
 HEALTHY = "Healthy"
 NO_NUMA_NODE = -1

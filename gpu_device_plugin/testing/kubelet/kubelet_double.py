@@ -11,8 +11,10 @@ import asyncio
 import os
 import random
 import uuid
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import grpc
 import grpc.aio
@@ -24,15 +26,11 @@ from gpu_device_plugin.testing.kubelet.device_manager import Amount, DeviceManag
 from gpu_device_plugin.testing.kubelet.kubelet_files import CHECKPOINT, serve, wipe
 from gpu_device_plugin.testing.kubelet.kubelet_services import PluginRegistry, PodResources
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError
-from gpu_device_plugin.testing.pod_specs import Container, NodePods, Pod, stopped
+from gpu_device_plugin.testing.pod_specs import Container, ContainerSpec, NodePods, Pod, PodSpec, stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-    from pathlib import Path
-    from typing import Self
 
     from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import RegisterRequest
-    from gpu_device_plugin.testing.pod_specs import ContainerSpec, PodSpec
 
 # --- The process ------------------------------------------------------------------------------------------------------
 

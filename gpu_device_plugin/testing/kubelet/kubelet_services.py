@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -14,16 +16,13 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import Empty
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import RegistrationServicer
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerServicer
 from gpu_device_plugin.model.pods import ContainerKind
-from gpu_device_plugin.testing.kubelet.device_manager import NO_NUMA_NODE, Endpoint
+from gpu_device_plugin.testing.kubelet.device_manager import NO_NUMA_NODE, DeviceManager, Endpoint
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, PluginClient
+from gpu_device_plugin.testing.pod_specs import Pod
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
-    from pathlib import Path
 
     from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import RegisterRequest
-    from gpu_device_plugin.testing.kubelet.device_manager import DeviceManager
-    from gpu_device_plugin.testing.pod_specs import Pod
 
 
 class RpcStatusError(Exception):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -22,8 +24,6 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
 
     from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ListAndWatchResponse
 

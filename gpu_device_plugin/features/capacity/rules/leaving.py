@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedPod
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
 from gpu_device_plugin.scheduler.rules.fitting import after, fit
 from gpu_device_plugin.scheduler.rules.packing import Packer
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 _AT_ONCE = 32
 """Places that are tried in one step, each within a tenth of a millisecond."""

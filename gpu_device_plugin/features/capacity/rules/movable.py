@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
+from gpu_device_plugin.model.nodes import NodeRecord
+from gpu_device_plugin.model.placing import Placement
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind, Resource
 from gpu_device_plugin.report.rules.held_instances import asked_instances
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.node_constraints import NO_TERMS, Terms, obstacles
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Impossible, ask
 from gpu_device_plugin.scheduler.rules.usage import NOTHING, GpuConsumer, Usage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.model.placing import Placement
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 _STANDARD = frozenset({"cpu", "memory", "ephemeral-storage", "pods"})
 """The resources that every node has."""

@@ -7,28 +7,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import GROUP_LABELS, HOSTNAME, NODE_LABELS, STARTUP_TAINT
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.contract.nodelabels import label_value
 from gpu_device_plugin.model.nodes import NodeRecord
+from gpu_device_plugin.model.pods import Taint
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate
 from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
 from gpu_device_plugin.scheduler.rules.fitting import after, fit, unfit
-from gpu_device_plugin.scheduler.rules.node_constraints import obstacles
+from gpu_device_plugin.scheduler.rules.node_constraints import Terms, obstacles
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.model.pods import Taint
-    from gpu_device_plugin.scheduler.rules.node_constraints import Terms
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
-
-    Steps = Generator[None, None, "tuple[Candidate, Counter[Needs]]"]
+Steps = Generator[None, None, "tuple[Candidate, Counter[Needs]]"]
 
 PRODUCT = f"{NODE_LABELS}product"
 MACHINE = "node.kubernetes.io/instance-type"

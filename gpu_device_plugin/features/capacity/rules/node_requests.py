@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from gpu_device_plugin.features.capacity.rules.node_kinds import NodeKind
 from gpu_device_plugin.model.contract.keys import HOSTNAME, STAND_IN, SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.scheduler.rules.node_constraints import NO_TERMS, Alternative, Requirement, Terms, Toleration
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.features.capacity.rules.node_kinds import NodeKind
 
 Json = dict[str, Any]
 T = TypeVar("T")

@@ -7,34 +7,38 @@ search is greedy: each pod takes the place that spoils the least room.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import nlargest
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.capacity.rules.movable import Fits, Move, UnmovableReason, after, usage_at
+from gpu_device_plugin.features.capacity.rules.movable import (
+    Fits,
+    Goal,
+    Move,
+    PlannedNode,
+    PlannedPod,
+    UnmovableReason,
+    after,
+    usage_at,
+)
 from gpu_device_plugin.features.preemption.rules import VictimSearch
+from gpu_device_plugin.model.placing import Placement
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Kind
 from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
 from gpu_device_plugin.scheduler.rules.fitting import Fit, fit, unfit
 from gpu_device_plugin.scheduler.rules.packing import Effort, Packer, TooLongError, finished
+from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
-
-    from gpu_device_plugin.features.capacity.rules.movable import Goal, PlannedNode, PlannedPod
-    from gpu_device_plugin.model.placing import Placement
-    from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
-
-    Steps = Generator[None, None, None]
-    Cost = tuple[int, int, int]
-    Way = tuple[tuple[int, int], str, tuple[Placement, ...]]
-    """A place for a pod: the unused GPUs that it begins for shares and the free shares beside it, the node, and there.
-    """
-    Closed = Mapping[str, Collection[int]]
-    """By name of a node, the GPUs to which no pod moves."""
+Steps = Generator[None, None, None]
+Cost = tuple[int, int, int]
+Way = tuple[tuple[int, int], str, tuple[Placement, ...]]
+"""A place for a pod: the unused GPUs that it begins for shares and the free shares beside it, the node, and there.
+"""
+Closed = Mapping[str, Collection[int]]
+"""By name of a node, the GPUs to which no pod moves."""
 
 MOST_STEPS = 30_000
 """Three seconds. A step is a place that is looked at, and takes a tenth of a millisecond."""

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.features.claims import contract as dra
-from gpu_device_plugin.model.gpus import Closeness
+from gpu_device_plugin.model.gpus import Closeness, Links
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.resources import OF_GPUS, Kind
-from gpu_device_plugin.model.shares import SHARES
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from gpu_device_plugin.model.gpus import Links
-    from gpu_device_plugin.model.shares import SharedGpu
-    from gpu_device_plugin.node.rules.node import Node
+from gpu_device_plugin.model.shares import SHARES, SharedGpu
+from gpu_device_plugin.node.rules.node import Node
 
 _LONGEST_TEXT = 64
 """Characters of an attribute, and of the value of a taint."""

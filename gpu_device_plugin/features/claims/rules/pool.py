@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.features.claims.contract import DRIVER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 _DEVICES = 64
 """Most devices of a slice whose devices have taints (Kubernetes 1.36)."""

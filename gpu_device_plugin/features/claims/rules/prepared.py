@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from gpu_device_plugin.features.claims.contract import CDI_KIND, DRIVER, Consumer, is_instance
 from gpu_device_plugin.model.allocations import Allocation, AllocationSource
-from gpu_device_plugin.model.limits import Enforcement  # noqa: TC001 - msgspec reads it
+from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import parse_id
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.node.rules.container_grants import Grant
+from gpu_device_plugin.node.rules.container_grants import Grant
 
 VERSION = 1
 """Of the file's format. A later agent may add fields, which an older one ignores."""

@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.claims.contract import (
     DRIVER,
     NO_CONFIG,
+    Claim,
+    Device,
     ParametersError,
     ShareConfig,
     parse_device_name,
     parse_monitor_name,
     share_config,
 )
-from gpu_device_plugin.features.claims.rules.prepared import PreparedDevice
+from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim, PreparedDevice
 from gpu_device_plugin.model.contract import variables
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.placing import Demand, Placement
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.model.shares import SHARES
+from gpu_device_plugin.model.shares import SHARES, SharedGpu, Shares
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
-from gpu_device_plugin.node.rules.container_grants import NOTHING, OPTIONAL_NODES, GrantOwner, grant
+from gpu_device_plugin.node.rules.container_grants import NOTHING, OPTIONAL_NODES, Delivery, Grant, GrantOwner, grant
+from gpu_device_plugin.node.rules.node import Node
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from gpu_device_plugin.features.claims.contract import Claim, Device
-    from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.shares import SharedGpu, Shares
-    from gpu_device_plugin.node.rules.container_grants import Delivery, Grant
-    from gpu_device_plugin.node.rules.node import Node
-
-    _Given = tuple[Device, SharedGpu, bool]
-    """A device of a claim, its GPU, and whether it is all of a GPU or MIG instance."""
+_Given = tuple[Device, SharedGpu, bool]
+"""A device of a claim, its GPU, and whether it is all of a GPU or MIG instance."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.elastic.contract import PodGuarantees
+from gpu_device_plugin.features.elastic.contract import Allowance, PodGuarantees, Size
 from gpu_device_plugin.features.elastic.rules.reservations import GpuRoom, GrowthRequest, grow
 from gpu_device_plugin.model.contract.keys import MEMORY_PROMISED
-from gpu_device_plugin.model.contract.reservations import NO_ANSWER, answer_to
+from gpu_device_plugin.model.contract.reservations import NO_ANSWER, Answer, answer_to
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Resource
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.usage import growable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.features.elastic.contract import Allowance, Size
-    from gpu_device_plugin.model.contract.reservations import Answer
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 _UNLISTED = GpuRoom("", 0, 0, None, "its node does not list its GPU at present")
 

@@ -14,29 +14,23 @@ as using exactly what it is guaranteed. A container that starts uses nothing yet
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.elastic.contract import MemoryFile, MemoryRequests, is_elastic
 from gpu_device_plugin.features.elastic.rules.reservations import elastic_gpu
 from gpu_device_plugin.features.eviction.rules import Candidate, spared
-from gpu_device_plugin.features.use.rules.process_use import AttributedUse
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
+from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.features.use.rules.use_report import AskedToReturn
-from gpu_device_plugin.model.allocations import AllocationSource
+from gpu_device_plugin.model.allocations import Allocation, AllocationSource, Place
 from gpu_device_plugin.model.contract.keys import FRAMEWORKS, MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.memory import format_mib
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.shares import Shares
 from gpu_device_plugin.report.rules.printing import counted, duration, mib, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
-    from gpu_device_plugin.features.use.rules.process_use import UseReading
-    from gpu_device_plugin.model.allocations import Allocation, Place
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.shares import Shares
 
 _CHANGING = frozenset({MEMORY_LIMIT, MEMORY_GUARANTEE, MEMORY_HELD})
 """Annotations of a pod whose containers may use something else than they were granted when they started."""

@@ -7,28 +7,23 @@ shares.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_device_plugin.features.elastic.contract import units
-from gpu_device_plugin.model.allocations import AllocationSource
+from gpu_device_plugin.features.elastic.contract import Allowance, PodGuarantees, Size, units
+from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD
-from gpu_device_plugin.model.contract.reservations import answer_to
+from gpu_device_plugin.model.contract.reservations import Answer, answer_to
 from gpu_device_plugin.model.memory import format_mib
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.model.shares import parse_id
-from gpu_device_plugin.node.rules.ledger import IdState, Reservation
+from gpu_device_plugin.model.shares import SharedGpu, Shares, parse_id
+from gpu_device_plugin.node.rules.ledger import ContainerKey, IdState, Reservation, Reservations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.features.elastic.contract import Allowance, PodGuarantees, Size
-    from gpu_device_plugin.model.allocations import Allocation
-    from gpu_device_plugin.model.contract.reservations import Answer
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.shares import SharedGpu, Shares
-    from gpu_device_plugin.node.rules.ledger import ContainerKey, Reservations
     from gpu_device_plugin.node.rules.node import Node
 
 _CONFIRMED = IdState()

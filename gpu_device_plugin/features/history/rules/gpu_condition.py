@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.history.contract import LAST_HOUR, GpuHistory, NodeHistory
 from gpu_device_plugin.model.telemetry import BY_HEAT, GpuTelemetry, Throttle
 from gpu_device_plugin.report.rules.finding import Finding, Severity, Unknown, note, ok, warning
 from gpu_device_plugin.report.rules.printing import MOST_NAMED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 LONG_S = 600.0
 """A GPU that is slowed for most of this time is not slowed by chance."""

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.history.contract import ContainerHistory, GpuHistory, NodeHistory, Series
 from gpu_device_plugin.model.telemetry import GpuTelemetry
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.report.rules.printing import duration
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from gpu_device_plugin.features.history.contract import ContainerHistory, GpuHistory, NodeHistory, Series
 
 RECENT_S = 15 * 60.0
 """What slows a pod now shows in these last seconds."""

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.history.contract import IncidentKind, IncidentProcess, IncidentSummary
+from gpu_device_plugin.features.history.contract import Decision, IncidentKind, IncidentProcess, IncidentSummary
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import container_of
+from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
+from gpu_device_plugin.model.contract.node_use import NodeUse
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.shares import Shares
+from gpu_device_plugin.model.telemetry import GpuReading
 from gpu_device_plugin.model.times import epoch_s, rfc3339
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
-    from gpu_device_plugin.features.history.contract import Decision
-    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
-    from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
-    from gpu_device_plugin.model.contract.node_use import NodeUse
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.shares import Shares
-    from gpu_device_plugin.model.telemetry import GpuReading
 
 MOST_INCIDENTS = 32
 """Records that a node keeps."""

@@ -8,22 +8,18 @@ into steps, and a step without a tick has unknown values, so that all series sta
 from __future__ import annotations
 
 from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from gpu_device_plugin.features.history.contract import STEP_S, STEPS, ContainerHistory, GpuHistory, NodeHistory
+from gpu_device_plugin.features.use.rules.process_use import AttributedUse
+from gpu_device_plugin.model.allocations import Place
 from gpu_device_plugin.model.gauges import Gauge, Gauges
+from gpu_device_plugin.model.shares import SharedGpu
 from gpu_device_plugin.model.telemetry import GpuTelemetry, Throttle
 from gpu_device_plugin.model.times import rfc3339
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from gpu_device_plugin.features.use.rules.process_use import AttributedUse
-    from gpu_device_plugin.model.allocations import Place
-    from gpu_device_plugin.model.gauges import Gauges
-    from gpu_device_plugin.model.shares import SharedGpu
-    from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
+from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 
 _Values: TypeAlias = "Mapping[str, int | None]"
 """By the name of the column; what is not there is not known."""

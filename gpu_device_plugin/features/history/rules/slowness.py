@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from gpu_device_plugin.features.history.contract import gpu_path, namespace_path
-from gpu_device_plugin.features.history.rules.gpu_window import LEAST_S, RECENT_S, Held, windows
-from gpu_device_plugin.model.telemetry import BY_HEAT, SLOWING, Throttle
+from gpu_device_plugin.features.history.contract import NodeHistory, Series, gpu_path, namespace_path
+from gpu_device_plugin.features.history.rules.gpu_window import LEAST_S, RECENT_S, GpuWindow, Held, windows
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.telemetry import BY_HEAT, SLOWING, GpuTelemetry, Throttle
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, grouped, note, warning
 from gpu_device_plugin.report.rules.printing import counted, duration, first, mib, ranges
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-
-    from gpu_device_plugin.features.history.contract import NodeHistory, Series
-    from gpu_device_plugin.features.history.rules.gpu_window import GpuWindow
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.telemetry import GpuTelemetry
 
 Cause: TypeAlias = tuple[float, Finding]
 """The part of the pod's speed that something may have cost, 0 to 1: an estimate that orders the causes; and what."""

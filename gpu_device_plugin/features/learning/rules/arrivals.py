@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from gpu_device_plugin.features.learning.rules.marginal_value import NEVER, FreeCapacity
+from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.placing import Demand, Room
 from gpu_device_plugin.model.resources import Kind
@@ -16,11 +18,6 @@ from gpu_device_plugin.scheduler.rules.fitting import Fit, fit, unfit
 from gpu_device_plugin.scheduler.rules.packing import Effort
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from gpu_device_plugin.scheduler.rules.scoring import Scorer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind
 
 Seen = TypeVar("Seen")
 """What a policy remembers of a node until the node changes."""

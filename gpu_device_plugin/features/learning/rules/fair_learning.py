@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpu_device_plugin.features.learning.rules.arrivals import ByFullness, Placer, Start
+from gpu_device_plugin.features.learning.rules.arrivals import ByFullness, Placer, Policy, Start
 from gpu_device_plugin.features.learning.rules.marginal_value import Appraiser
-from gpu_device_plugin.features.learning.rules.price_learning import Dominance, learning
-from gpu_device_plugin.features.learning.rules.workload_mix import joined
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterator, Mapping
-
-    from gpu_device_plugin.features.learning.rules.arrivals import Policy
-    from gpu_device_plugin.features.learning.rules.price_learning import Tables
-    from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind, WorkloadMix
-
+from gpu_device_plugin.features.learning.rules.price_learning import Dominance, Tables, learning
+from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind, WorkloadMix, joined
 
 LITTLE = 0.02
 """The part of the demand that all namespaces which hold less may have together; 0.04 has spoilt nothing yet."""

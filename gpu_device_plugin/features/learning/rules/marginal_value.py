@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from gpu_device_plugin.features.learning.rules.price_learning import SCARCITY, STRANDED, cell, cells
-from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, rounded
-from gpu_device_plugin.model.placing import TOGETHER
+from gpu_device_plugin.features.learning.rules.price_learning import SCARCITY, STRANDED, Tables, cell, cells
+from gpu_device_plugin.features.learning.rules.workload_mix import GpuKind, NodeType, PodKind, rounded
+from gpu_device_plugin.model.placing import TOGETHER, Demand, Rank, Ranks, Room
 from gpu_device_plugin.model.resources import Amounts, Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from gpu_device_plugin.features.learning.rules.price_learning import Tables
-    from gpu_device_plugin.features.learning.rules.workload_mix import GpuKind, PodKind
-    from gpu_device_plugin.model.placing import Demand, Rank, Ranks, Room
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
-
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 CLOSED = -1
 """The free shares of a GPU that gives none, whatever ends on it: it is out of service."""

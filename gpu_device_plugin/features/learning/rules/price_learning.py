@@ -5,17 +5,12 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import exp
-from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.learning.rules.workload_mix import needs_gpus
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.features.learning.rules.workload_mix import GpuKind, NodeType, PodKind
+from gpu_device_plugin.features.learning.rules.workload_mix import GpuKind, NodeType, PodKind, needs_gpus
 
 WANTED = 0.5
 """How much of the difference counts between GPUs that many pods may have and those that few may have."""

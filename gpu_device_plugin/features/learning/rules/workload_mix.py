@@ -6,17 +6,13 @@ The last day counts most of how often each kind comes.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuSelector
-from gpu_device_plugin.model.resources import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.model.resources import Amounts
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
+from gpu_device_plugin.model.resources import Amounts, Kind
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 HALF_LIFE_S = 6 * 3600.0
 """After this many seconds a pod counts half as much as one that comes now, if enough others came meanwhile."""

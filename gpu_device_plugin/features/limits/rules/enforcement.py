@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
-from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan
+from gpu_device_plugin.features.limits.rules.limit_grants import ExtraGrant, LimitPlan, Part
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SCHEDULE_LABEL, SET_LIMITS_LABEL
+from gpu_device_plugin.model.gpus import Gpu
 from gpu_device_plugin.model.limits import AUTO, LIMITS, Enforcement, GpuEnforcement, LimitMeans, numbered
 from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.shares import Shares
+from gpu_device_plugin.node.rules.container_grants import Grant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from gpu_device_plugin.features.limits.rules.limit_grants import ExtraGrant, Part
-    from gpu_device_plugin.model.gpus import Gpu
     from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.model.shares import Shares
-    from gpu_device_plugin.node.rules.container_grants import Grant
 
 
 Lacks: TypeAlias = "Mapping[Enforcement, Callable[[Gpu], str]]"

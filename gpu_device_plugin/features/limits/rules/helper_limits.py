@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.limits.contract import LimitOutcome
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.features.limits.contract import LimitKey, MemoryLimit
+from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome, MemoryLimit
 
 CHECK_S = 60.0
 """Seconds until a limit that was set is read again: the driver may be replaced, and root may change a limit."""

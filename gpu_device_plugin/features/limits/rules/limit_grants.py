@@ -6,24 +6,18 @@ An administrator may add variables and mounts, in which placeholders are filled.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract import variables
 from gpu_device_plugin.model.contract.variables import OF_FRAMEWORKS
-from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
+from gpu_device_plugin.model.placing import Placement
 from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.shares import Shares
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
-from gpu_device_plugin.node.rules.container_grants import NOBODY, NOTHING, Grant, Mount
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.model.limits import GpuEnforcement
-    from gpu_device_plugin.model.placing import Placement
-    from gpu_device_plugin.model.shares import Shares
-    from gpu_device_plugin.node.rules.container_grants import GrantOwner
-    from gpu_device_plugin.node.rules.node import Node
+from gpu_device_plugin.node.rules.container_grants import NOBODY, NOTHING, Grant, GrantOwner, Mount
+from gpu_device_plugin.node.rules.node import Node
 
 
 @dataclass(frozen=True, slots=True)

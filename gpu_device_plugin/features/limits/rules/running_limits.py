@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
-from gpu_device_plugin.features.limits.contract import LimitKey, MemoryLimit
+from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome, MemoryLimit
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
+from gpu_device_plugin.model.allocations import Place
 from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from gpu_device_plugin.features.limits.contract import LimitOutcome
-    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
-    from gpu_device_plugin.model.allocations import Place
 
 NO_CGROUPS = (
     "the agent does not see the cgroups of other pods, so it cannot read the limit back: mount the node's "

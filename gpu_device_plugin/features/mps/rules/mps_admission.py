@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement
+from gpu_device_plugin.features.limits.rules.limit_grants import Part
 from gpu_device_plugin.features.mps.contract import STATE_FILE, MpsGpu, MpsStatus
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract import variables
-from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.gpus import Gpu
+from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.shares import parse_id
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 from gpu_device_plugin.node.rules.container_grants import Grant, Mount
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement
-    from gpu_device_plugin.features.limits.rules.limit_grants import Part
-    from gpu_device_plugin.model.allocations import Allocation
-    from gpu_device_plugin.model.gpus import Gpu
-    from gpu_device_plugin.model.limits import GpuEnforcement
-    from gpu_device_plugin.node.rules.ledger import Ledger
+from gpu_device_plugin.node.rules.ledger import Ledger
 
 BEAT_S = 10.0
 """After so many seconds without a beat the supervisor does not run any more."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 DEFAULT = "DEFAULT"
 EXCLUSIVE = "EXCLUSIVE_PROCESS"

@@ -7,20 +7,15 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_daemon import Act, Daemon, Seen, Server, decide, did, failed
-from gpu_device_plugin.features.mps.supervisor.nvidia import MpsError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import NoReturn
-
-    from gpu_device_plugin.features.mps.supervisor.nvidia import Nvidia
-    from gpu_device_plugin.features.mps.supervisor.places import GpuDirectory
+from gpu_device_plugin.features.mps.supervisor.nvidia import MpsError, Nvidia
+from gpu_device_plugin.features.mps.supervisor.places import GpuDirectory
 
 _log = logging.getLogger(__name__)
 

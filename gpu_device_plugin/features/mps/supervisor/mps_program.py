@@ -5,30 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.features.mps.contract import MPS_FILES, SHM_DIRECTORY, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_daemon import QUIT_S
+from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
 from gpu_device_plugin.features.mps.supervisor.gpu import TIMINGS, GpuKeeper, MpsTimings
 from gpu_device_plugin.features.mps.supervisor.nvidia import Nvidia
 from gpu_device_plugin.features.mps.supervisor.places import Places, open_directory, share
 from gpu_device_plugin.file_link import HelperLink
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.lifetime import ReloadingProgram
-from gpu_device_plugin.model.gauges import Gauge
+from gpu_device_plugin.model.gauges import Gauge, Gauges
 from gpu_device_plugin.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
-    from gpu_device_plugin.model.gauges import Gauges
-    from gpu_device_plugin.settings.sources import Sources, Texts
+from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
 

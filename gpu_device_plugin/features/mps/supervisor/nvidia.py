@@ -7,19 +7,16 @@ import logging
 import os
 import shutil
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.features.mps.rules.mps_daemon import MODES
+from gpu_device_plugin.features.mps.supervisor.places import GpuDirectory
 from gpu_device_plugin.kubelet import procfs
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.features.mps.supervisor.places import GpuDirectory
 
 _log = logging.getLogger(__name__)
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from gpu_device_plugin.model.allocations import AllocationSource
+from gpu_device_plugin.model.allocations import Allocation, AllocationSource, Place
+from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.model.shares import parse_id
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-
-    from gpu_device_plugin.model.allocations import Allocation, Place
-    from gpu_device_plugin.model.limits import Enforcement
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.shares import Shares
-    from gpu_device_plugin.node.rules.ledger import Reservation, Reservations
+from gpu_device_plugin.model.shares import Shares, parse_id
+from gpu_device_plugin.node.rules.ledger import Reservation, Reservations
 
 _NONE: Reservations = MappingProxyType({})
 

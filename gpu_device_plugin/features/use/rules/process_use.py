@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
+from gpu_device_plugin.model.allocations import Place
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
 from gpu_device_plugin.node.rules.ledger import IN_USE_MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
-    from gpu_device_plugin.model.allocations import Place
-    from gpu_device_plugin.model.pods import Pod
 
 
 @dataclass(frozen=True, slots=True)

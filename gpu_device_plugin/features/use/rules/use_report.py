@@ -6,24 +6,21 @@ say that nothing is used.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from gpu_device_plugin.features.use.rules.container_gpus import granted_by_place
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus, granted_by_place
+from gpu_device_plugin.model.allocations import Place
 from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, NodeUse, idle_s, to_return
-from gpu_device_plugin.model.gauges import Gauge, Value, as_bytes, columns
-from gpu_device_plugin.model.limits import LimitStatus
+from gpu_device_plugin.model.gauges import Gauge, Gauges, Value, as_bytes, columns
+from gpu_device_plugin.model.limits import LimitState, LimitStatus
+from gpu_device_plugin.model.shares import Shares
 from gpu_device_plugin.model.times import rfc3339
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
     from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
-    from gpu_device_plugin.model.allocations import Place
-    from gpu_device_plugin.model.gauges import Gauges
-    from gpu_device_plugin.model.limits import LimitState
-    from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 
 MOST_OTHERS = 256

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.model.memory import format_mib
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.programs.doctor.rules import component_checks, container_checks
+from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms, NodeSeen
 from gpu_device_plugin.report.rules.extension import placed
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, examine, grouped, known, note, ok, warning
 from gpu_device_plugin.report.rules.printing import gpu_names, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms, NodeSeen
     from gpu_device_plugin.report.rules.extension import Check, PodCheck
 
 

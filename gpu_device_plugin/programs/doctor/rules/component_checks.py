@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gpu_device_plugin.model.contract.keys import GROUP_LABELS, NODE_POOL, SWITCH_LABEL
+from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms, ComponentStatus, Lease, PodSeen
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, grouped, note, ok, warning
 from gpu_device_plugin.report.rules.printing import MOST_NAMED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms, ComponentStatus, Lease, PodSeen
-    from gpu_device_plugin.report.rules.finding import Finding
 
 _IMAGE = (
     "correct image: in the manifest, push the image there, or load it on the node (docs/install-image.md); "

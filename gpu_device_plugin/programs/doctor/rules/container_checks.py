@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
+from gpu_device_plugin.programs.doctor.rules.symptoms import NodeSymptoms
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, note, ok, warning
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from gpu_device_plugin.programs.doctor.rules.symptoms import NodeSymptoms
-    from gpu_device_plugin.report.rules.finding import Finding
-
 
 _UNPRIVILEGED = (
     "--devices cdi and accept-nvidia-visible-devices-envvar-when-unprivileged = false in the toolkit's config.toml"

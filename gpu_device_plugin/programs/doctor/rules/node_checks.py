@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.model.memory import MAX_DEVICE_IDS, format_mib
@@ -12,14 +12,9 @@ from gpu_device_plugin.model.shares import SHARES, Shares, TooManySharesError, u
 from gpu_device_plugin.programs.doctor.rules import container_checks
 from gpu_device_plugin.programs.doctor.rules.cluster_checks import capacity
 from gpu_device_plugin.programs.doctor.rules.symptoms import AgentSeen, ApiSeen, NodeSymptoms
-from gpu_device_plugin.report.rules.extension import placed
+from gpu_device_plugin.report.rules.extension import Check, placed
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, known, note, ok, warning
 from gpu_device_plugin.report.rules.printing import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from gpu_device_plugin.report.rules.extension import Check
 
 _FOR_SETTINGS: Mapping[str, tuple[str, str]] = {
     "create pods/eviction": ("the settings want pods evicted", "agent.evict"),

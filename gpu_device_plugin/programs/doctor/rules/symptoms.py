@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.features.claims.contract import Claim
+from gpu_device_plugin.features.claims.rules.pool import Present
+from gpu_device_plugin.features.conflicts.rules import Detection
+from gpu_device_plugin.features.history.contract import NodeHistory
+from gpu_device_plugin.features.mps.contract import MpsGpu
 from gpu_device_plugin.features.mps.rules.mps_admission import lack
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
 from gpu_device_plugin.model.contract.node_use import node_report
+from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.mig import MigMode
-from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.nodes import NodeRecord
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.model.telemetry import GpuTelemetry
 from gpu_device_plugin.node.rules.node_config import mig_mode
 from gpu_device_plugin.report.rules.finding import Unknown
 from gpu_device_plugin.report.rules.node_view import ExaminedNode
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
 
-    from gpu_device_plugin.features.claims.contract import Claim
-    from gpu_device_plugin.features.claims.rules.pool import Present
-    from gpu_device_plugin.features.conflicts.rules import Detection
-    from gpu_device_plugin.features.history.contract import NodeHistory
-    from gpu_device_plugin.features.mps.contract import MpsGpu
-    from gpu_device_plugin.model.gpus import Gpu, Inventory
-    from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.model.telemetry import GpuTelemetry
     from gpu_device_plugin.settings.node import NodeSettings
 
 _NOT_EXAMINED = Unknown("not-examined", "not examined")
