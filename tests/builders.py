@@ -1,11 +1,7 @@
 """Build pods and nodes in the JSON of the Kubernetes API, with defaults for all fields that a test does not set."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
+from typing import Any
 
 Json = dict[str, Any]
 

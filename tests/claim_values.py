@@ -1,9 +1,8 @@
 """ResourceClaims as kube-scheduler 1.36 allocates them, as values and as JSON, and the GPUs that they are about."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.features.claims.claimed_gpus import with_claims
 from gpu_device_plugin.features.claims.contract import DRIVER, Claim, Consumer, Device, DeviceRequest, device_name
@@ -13,11 +12,7 @@ from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, List
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.scheduler.rules.candidate import candidate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
+from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 UUIDS = tuple(f"GPU-1b2c3d4e-0000-4820-abfc-{number:012x}" for number in range(8))
 """As NVML writes them."""

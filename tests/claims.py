@@ -1,9 +1,8 @@
 """Nodes and ResourceClaims for tests of the DRA driver, whose GPUs have UUIDs as NVML writes them."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.features.claims.contract import (
     API_VERSION,
@@ -21,9 +20,6 @@ from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.shares import Shares, share_id
 from gpu_device_plugin.node.rules.ledger import Ledger
 from gpu_device_plugin.node.rules.node import Block, Node
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 NODE = "gpu-1"
 

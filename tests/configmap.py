@@ -1,15 +1,11 @@
 """A ConfigMap of settings, as a program finds it mounted: a folder that changes as one, or what is to be read there."""
 
-from __future__ import annotations
-
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from gpu_device_plugin.model.contract.keys import DEFAULT_PROFILE
 from gpu_device_plugin.settings.sources import Text, Texts
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FOLDER = "/etc/gpushare"
 """Where our manifests have it mounted."""

@@ -1,19 +1,15 @@
 """What holds for every test."""
 
-from __future__ import annotations
-
 import logging
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import pytest_timeout
 from hypothesis import HealthCheck, settings
 
 from tests.patience import stretched
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # A test says what holds, not how quickly: the machine that runs it may be busy with something else.
 _ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

@@ -1,13 +1,9 @@
 """Findings as tests compare them: by severity, code and parameters. Each is put in words on the way."""
 
-from __future__ import annotations
+from collections.abc import Iterable
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gpu_device_plugin.report.rules.finding import Finding
+from gpu_device_plugin.report.rules.finding import Finding
 
 
 def told(findings: Iterable[Finding], show: str = "") -> list[str]:

@@ -1,7 +1,5 @@
 """RegistrationLoop of a world with real sockets: what happens to it, one thing after another, as chance chooses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Protocol
 

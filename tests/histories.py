@@ -1,9 +1,7 @@
 """Histories and incidents as agents tell them, with curves that are easily recognised."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.features.history.contract import (
     ContainerHistory,
@@ -14,14 +12,12 @@ from gpu_device_plugin.features.history.contract import (
     IncidentProcess,
     IncidentSummary,
     NodeHistory,
+    Series,
 )
 from gpu_device_plugin.model.contract.node_use import GpuUse, NodeUse
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
 from gpu_device_plugin.model.telemetry import GpuTelemetry, Throttle
 from tests.reports import part
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.features.history.contract import Series
 
 AT = "2026-11-23T09:29:45Z"
 GAP = slice(100, 120)

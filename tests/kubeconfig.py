@@ -1,14 +1,9 @@
 """The kubeconfig of somebody who talks to an API server of the tests."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gpu_device_plugin.kubernetes.client.config import ClusterConfig
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 
 
 def kubeconfig(config: ClusterConfig, file: Path, **user: str) -> Path:

@@ -1,16 +1,11 @@
 """What a container gets: the kernel's grant with what limits add to it, as Allocate puts them together."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, added_for_limits
-from gpu_device_plugin.node.rules.container_grants import NOBODY, Delivery, grant
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.model.placing import Placement
-    from gpu_device_plugin.model.shares import Shares
-    from gpu_device_plugin.node.rules.container_grants import Grant, GrantOwner
+from gpu_device_plugin.model.placing import Placement
+from gpu_device_plugin.model.shares import Shares
+from gpu_device_plugin.node.rules.container_grants import NOBODY, Delivery, Grant, GrantOwner, grant
 
 
 def granted(

@@ -1,7 +1,5 @@
 """The memory file as a program in a container reads it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

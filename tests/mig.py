@@ -1,8 +1,6 @@
 """Nodes with MIG instances in one line: GPU-0 has the instances MIG-0-0, MIG-0-1 and so on, one GiB to the share."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 from gpu_device_plugin.model.gpus import Gpu, Inventory, MigInstance
 from gpu_device_plugin.model.memory import MIB_PER_GIB
@@ -10,9 +8,6 @@ from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.shares import Shares, share_id
 from gpu_device_plugin.node.rules.ledger import Ledger
 from gpu_device_plugin.node.rules.node import Block, Node
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 CARD_GIB = 80
 

@@ -1,7 +1,5 @@
 """An H100 in MIG mode with its instances, for tests of what is told of them."""
 
-from __future__ import annotations
-
 from gpu_device_plugin.model.gpus import Gpu, MigInstance
 
 SMALL = ("1g.10gb", 9_728)

@@ -1,7 +1,5 @@
 """Types of nodes, and kinds of pods that come to them: what placing is tried with."""
 
-from __future__ import annotations
-
 from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 

@@ -1,7 +1,5 @@
 """The names that both resources have where nobody configures others; `resources` has what they name."""
 
-from __future__ import annotations
-
 from gpu_device_plugin.model.resources import Kind, Names
 from tests.builders import GPU_COUNT, GPU_MEM
 

@@ -1,17 +1,12 @@
 """Nodes in one line: values of the model whose GPUs are called GPU-0, GPU-1 and so on, one GiB to the share."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from gpu_device_plugin.model.gpus import Closeness, Gpu, Inventory, Links
 from gpu_device_plugin.model.memory import MIB_PER_GIB
 from gpu_device_plugin.model.shares import Shares, share_id
 from gpu_device_plugin.node.rules.ledger import Ledger, Reservation
 from gpu_device_plugin.node.rules.node import Block, Node
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 
 def uuid(position: int) -> str:

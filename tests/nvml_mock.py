@@ -5,20 +5,16 @@ configuration. Tests that need it are skipped without it. What a test changes st
 reads beside a copy of its configuration.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.hardware.test_compiled_library import NAME, compiled
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LIBRARY = os.environ.get("NVML_LIB_DIR")
 MOCK_CONFIG = os.environ.get("MOCK_NVML_CONFIG")

@@ -4,18 +4,14 @@ A test says what happens, not how quickly. Its deadlines only end what will neve
 with the machine's load. A test that fails at one is told what it waited for.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import os
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from typing import Any, NoReturn, TypeVar, overload
 
 T = TypeVar("T")
 

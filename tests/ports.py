@@ -1,7 +1,5 @@
 """Ports of this machine for programs that are told where to listen."""
 
-from __future__ import annotations
-
 import secrets
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Have promtool judge a page of metrics, where it is installed."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

@@ -1,13 +1,9 @@
 """The parts of a node of real programs: its cgroups, and the configurations of containerd and the kubelet."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Any
 
 _CGROUPS = Path("/sys/fs/cgroup")
 

@@ -9,15 +9,14 @@ version. A version that is out is never recorded anew: its recording is what its
 `before-0.1.0` is of commit 8ca6db0: the agent before there was an extender of ours, beside that of gpushare.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.model.contract.keys import NODE_LABELS, NODE_USE
 from gpu_device_plugin.model.pods import ContainerKind
@@ -27,9 +26,6 @@ from tests.names import COUNT, MEM
 from tests.node import harness
 from tests.node.cluster_harness import NODE, Cluster, promise
 from tests.scheduler import harness as extender_harness
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
 
 Json = dict[str, Any]
 

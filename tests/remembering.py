@@ -1,10 +1,9 @@
 """A cluster with agents that remember: their answers are read through the API server's proxy."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -13,9 +12,6 @@ from gpu_device_plugin.features.history.contract import IncidentList
 from tests.builders import node, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.histories import gpu, hour, incident, summary, used_by
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 LABELS = {"app.kubernetes.io/name": "gpushare", "app.kubernetes.io/component": "node"}
 

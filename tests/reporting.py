@@ -1,28 +1,22 @@
 """What is told of pods and asked of clusters, with all features."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS
+from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS, Claim
 from gpu_device_plugin.features.report_features import REPORT
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.programs.doctor.rules import cluster_checks, node_checks
 from gpu_device_plugin.programs.inspect.inspect_program import commands
 from gpu_device_plugin.report import why_pod
 from gpu_device_plugin.report.rules import node_answers, pod_causes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.features.claims.contract import Claim
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.model.resources import Resource
-    from gpu_device_plugin.report.rules.extension import Kept, SchedulingStatus
-    from gpu_device_plugin.report.rules.finding import Finding
-    from gpu_device_plugin.report.rules.node_answers import NodeAnswer
-    from gpu_device_plugin.report.rules.node_view import NodeView
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
+from gpu_device_plugin.report.rules.extension import Kept, SchedulingStatus
+from gpu_device_plugin.report.rules.finding import Finding
+from gpu_device_plugin.report.rules.node_answers import NodeAnswer
+from gpu_device_plugin.report.rules.node_view import NodeView
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 COMMANDS = commands(REPORT)
 CLUSTER_CHECKS = cluster_checks.checks(REPORT.cluster_checks)

@@ -1,11 +1,10 @@
 """Reports of nodes' agents, written by the codecs that the agents use."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.features.history.rules.ring import condition_gauges
 from gpu_device_plugin.features.limits.node import LIMIT_STATES
@@ -23,16 +22,12 @@ from gpu_device_plugin.model.contract.node_use import (
     write_node_use,
 )
 from gpu_device_plugin.model.contract.nodelabels import NodeLimits, write_node_limits
+from gpu_device_plugin.model.gauges import Gauges
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
+from gpu_device_plugin.model.telemetry import GpuTelemetry
+from gpu_device_plugin.node.rules.node import Node
 from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.model.gauges import Gauges
-    from gpu_device_plugin.model.telemetry import GpuTelemetry
-    from gpu_device_plugin.node.rules.node import Node
-    from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics
+from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics
 
 SINCE = "2026-11-22T09:56:00Z"
 NO_LIMITS = "the driver has no memory limits, which come with r615"

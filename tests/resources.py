@@ -1,7 +1,5 @@
 """Both resources, under the names that they have where nobody configures others."""
 
-from __future__ import annotations
-
 from gpu_device_plugin.model.resources import Kind, Resource
 from tests import names
 

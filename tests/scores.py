@@ -1,21 +1,15 @@
 """One node by itself, and its score."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate
 from gpu_device_plugin.scheduler.rules.fitting import unfit
 from gpu_device_plugin.scheduler.rules.packing import Effort
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 from gpu_device_plugin.scheduler.rules.scoring import Scorer
 from gpu_device_plugin.scheduler.rules.usage import Usage
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 
 def score(ask: GpuRequest, node: Candidate, node_policy: str, gpu_policy: str) -> int:

@@ -1,19 +1,13 @@
 """What the searches that take many steps find, all steps taken at once."""
 
-from __future__ import annotations
+from collections.abc import Iterable, Mapping
 
-from typing import TYPE_CHECKING
-
+from gpu_device_plugin.features.capacity.rules.movable import Goal, PlannedNode
 from gpu_device_plugin.features.capacity.rules.plans import NO_BUDGETS, Plan, planning
 from gpu_device_plugin.features.learning.rules.fair_learning import LearningResult, studying
 from gpu_device_plugin.features.learning.rules.price_learning import Tables, learning
+from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind, WorkloadMix
 from gpu_device_plugin.scheduler.rules.packing import finished
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from gpu_device_plugin.features.capacity.rules.movable import Goal, PlannedNode
-    from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind, WorkloadMix
 
 
 def learn(mix: Mapping[PodKind, float], nodes: Mapping[NodeType, int]) -> Tables:

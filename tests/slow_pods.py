@@ -3,19 +3,12 @@
 All are of the pod ``default/train`` on GPU 0 of a node, with the neighbour ``ml/other`` where there is one.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.history.contract import ContainerHistory, GpuHistory, NodeHistory
+from gpu_device_plugin.features.history.contract import ContainerHistory, GpuHistory, NodeHistory, Series
 from gpu_device_plugin.model.telemetry import GpuTelemetry, Throttle
 from gpu_device_plugin.model.times import epoch_s
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from gpu_device_plugin.features.history.contract import Series
 
 AT = "2026-11-28T12:00:00Z"
 NOW = (epoch_s(AT) or 0.0) + 5

@@ -1,8 +1,6 @@
 """What the measurement of placement counts, without a cluster."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+import pytest
 
 from bench.placement import Ledger, cluster, node_json, pod_json
 from gpu_device_plugin.features.learning.rules.arrivals import Start
@@ -10,9 +8,6 @@ from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, Pod
 from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, USE_MODEL
 from gpu_device_plugin.model.contract.nodegpus import read_node_gpus
-
-if TYPE_CHECKING:
-    import pytest
 
 T4 = NodeType((100, 100), ("T4", "T4"), 96_000, 393_216)
 NODE = Start.empty("n", T4)

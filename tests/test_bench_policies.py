@@ -1,10 +1,7 @@
 """Policies for comparison, pods that leave again, and traces: what the benches count."""
 
-from __future__ import annotations
-
 import os
 from math import exp, floor
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,15 +10,12 @@ from bench.openb import allocated, nodes_in_trace, pods_in_trace
 from bench.policies import Apart, BestFit, Fgd, placed, placer_on
 from gpu_device_plugin.features.learning.rules.arrivals import Placer, Start
 from gpu_device_plugin.features.learning.rules.marginal_value import NEVER, FreeCapacity
-from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
+from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.programs.simulate.experiment import POLICIES, run
 from gpu_device_plugin.programs.simulate.model import Workload, departing
 from tests.mixes import MIG, T4
 from tests.programs.simulate.test_placing import NODES, gives_nothing_twice, start, workload
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.features.learning.rules.workload_mix import NodeType
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The benches sample nodes as kube-scheduler does, and says which pods fit on no node of their sample."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

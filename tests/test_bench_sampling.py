@@ -1,11 +1,9 @@
 """`python -m bench.sampling` measures what it says: clusters that are nearly full, and rates of bindings."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +16,6 @@ from gpu_device_plugin.scheduler.rules.fitting import unfit
 from gpu_device_plugin.scheduler.rules.packing import CachingPacker, Effort
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.scheduler.rules.usage import usage_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(("gpus", "fits"), [(synthetic.GPUS, False), (synthetic.GPUS - 1, True)])

@@ -1,7 +1,5 @@
 """`make bench` works: each program prints the rows of its first part, whatever the figures are."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

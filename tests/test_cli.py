@@ -1,13 +1,11 @@
 """The command line: from words to a program, and to an exit code."""
 
-from __future__ import annotations
-
+import argparse
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +17,6 @@ from gpu_device_plugin.features.limits.settings import LimitHelperSettings
 from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.settings.knobs import Knob, UsageError, knobs_of
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -1,15 +1,15 @@
 """Each feature of the agent can be left out: pods get their GPUs, and only what is the feature's own is missing."""
 
-from __future__ import annotations
-
 import os
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import grimp
 import pytest
 
-from gpu_device_plugin.feature_list import settings_of
+from gpu_device_plugin.feature_list import FeatureSpec, settings_of
 from gpu_device_plugin.features.history.rules.ring import condition_gauges
 from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_LIMITS, NODE_USE
@@ -21,12 +21,6 @@ from tests import names
 from tests.node.cluster_harness import Cluster, cluster, promise
 from tests.node.harness import T4, gpus_of, pod, without
 from tests.nodes import node
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from gpu_device_plugin.feature_list import FeatureSpec
 
 
 class Traces(NamedTuple):

@@ -1,10 +1,9 @@
 """The two files by which an agent and a helper program meet, whatever becomes of them."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +11,6 @@ from gpu_device_plugin.features.limits.contract import LIMIT_FILES
 from gpu_device_plugin.features.mps.contract import MPS_FILES, STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.file_link import FileLink, HelperLink
 from tests.patience import beside, eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 NOW_S = 1000.0
 WORDS = "the helper", "no helper", "no directory", "silent", 10.0, ": mount it"

@@ -1,23 +1,18 @@
 """Small files, whatever somebody put in their place."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import errno
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import gpu_device_plugin
 from gpu_device_plugin import files
 from tests.kubelet.short_paths import short_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

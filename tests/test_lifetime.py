@@ -1,19 +1,15 @@
 """A program runs until it ends or is told to stop, and its exit code says whether to start it anew."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import pytest
 
 from gpu_device_plugin.lifetime import until_stopped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(autouse=True)

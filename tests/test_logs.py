@@ -1,22 +1,17 @@
 """Log lines: the same fact for people and for machines."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import gpu_device_plugin
 from gpu_device_plugin import logs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 log = logging.getLogger("gpu_device_plugin.kubelet.server")
 

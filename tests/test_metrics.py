@@ -1,14 +1,12 @@
 """Metrics and probes, asked for over HTTP as Prometheus and the kubelet do."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
@@ -16,17 +14,12 @@ import pytest
 from gpu_device_plugin import __version__, metrics
 from gpu_device_plugin.aio.http import ListenError, Page, page_at, serving_routes
 from gpu_device_plugin.model.contract.nodegpus import NodeGpus
-from gpu_device_plugin.model.gauges import Gauge
+from gpu_device_plugin.model.gauges import Gauge, Value
 from gpu_device_plugin.model.placing import Room
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics
 from tests.nodes import node
 from tests.reports import idle_metrics
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-
-    from gpu_device_plugin.model.gauges import Value
 
 IDLE = idle_metrics(node(8))
 

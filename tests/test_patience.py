@@ -1,7 +1,5 @@
 """A test that waits in vain says for what."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 

@@ -4,10 +4,9 @@ Agent and extender may be one minor version apart. Each reads what the other wri
 and what became of them on pods. tests/recorded.py says where the recordings are from.
 """
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
@@ -18,10 +17,7 @@ from tests.node.cluster_harness import NODE, Cluster, cluster
 from tests.recorded import FOLDER, HARDWARE, as_text, content_of, newest, record, spec_of, timeless
 from tests.scheduler import harness as extender_harness
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Writer = Callable[[str, Mapping[str, str]], dict[str, str]]
+Writer = Callable[[str, Mapping[str, str]], dict[str, str]]
 
 Json = dict[str, Any]
 

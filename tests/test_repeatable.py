@@ -1,7 +1,5 @@
 """The command that README.md gives a newcomer does not fail by chance."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

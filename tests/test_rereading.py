@@ -1,24 +1,18 @@
 """Files of settings are followed however they change, and each text is spoken of once."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.lifetime import Rereading
+from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.configmap import mount
 from tests.patience import patience
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from gpu_device_plugin.settings.node import NodeSettings
 
 
 class Told:

@@ -1,9 +1,8 @@
 """Nodes with pods on them in one line, as people look at them: GPUs are called GPU-0, GPU-1 and so on."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.model.contract.cordons import Cordon, write_cordons
@@ -16,9 +15,6 @@ from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.scheduler.rules.candidate import candidate, with_cordons
 from gpu_device_plugin.scheduler.rules.usage import NOTHING, GpuConsumer, Usage
 from tests.builders import GPU_COUNT, GPU_MEM
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def pod_on(

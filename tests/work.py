@@ -1,15 +1,11 @@
 """How much a piece of the program does, counted and not timed: a busy machine counts the same."""
 
-from __future__ import annotations
-
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
+from types import FrameType
+from typing import Any
 
 
 class TooMuchWorkError(AssertionError):

@@ -1,14 +1,14 @@
 """What is kept of connections, when they are gone and before they have begun."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import shutil
 import socket
-from typing import TYPE_CHECKING
+import ssl
+from pathlib import Path
 
 import pytest
+from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response
 
 from gpu_device_plugin.aio.accepting import Accepting
@@ -16,12 +16,6 @@ from gpu_device_plugin.aio.connection_limit import Limits
 from gpu_device_plugin.aio.tls import server_tls
 from tests.aio.test_http import certificate
 from tests.patience import eventually
-
-if TYPE_CHECKING:
-    import ssl
-    from pathlib import Path
-
-    from aiohttp.web_request import BaseRequest
 
 LIMITS = Limits(total=20, each=20, few=2)
 NOTHING = "<Accepting: 0 connections served, 0 that may be ended>"

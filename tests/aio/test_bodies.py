@@ -1,7 +1,5 @@
 """All bodies of requests together are bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 

@@ -1,14 +1,13 @@
 """A child process that ends in the moment in which it is to be ended keeps its exit code, and nobody is warned."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
 import signal
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
@@ -17,9 +16,6 @@ from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.hardware.driver_process import DriverProcess
 from gpu_device_plugin.programs.demo.world import Agent
 from tests.patience import until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 @pytest.fixture(autouse=True)

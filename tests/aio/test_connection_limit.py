@@ -1,7 +1,5 @@
 """Which connection ends when there are too many: one of whoever holds most, and of those the idlest."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

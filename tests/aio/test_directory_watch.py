@@ -1,21 +1,16 @@
 """Whoever waits is woken when something in a directory changes, and goes without where the kernel does not say."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from watchdog.events import FileCreatedEvent, FileModifiedEvent
 
 from gpu_device_plugin.aio.directory_watch import CONTENTS, _Waker, watching
 from tests.patience import patience
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

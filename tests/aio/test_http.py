@@ -1,7 +1,5 @@
 """HTTP as the scheduler and others speak it: over real sockets, well and badly."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io
@@ -10,9 +8,9 @@ import os
 import shutil
 import ssl
 import subprocess
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -20,10 +18,6 @@ import pytest
 from gpu_device_plugin.aio.connection_limit import Limits
 from gpu_device_plugin.aio.http import HANDSHAKES, JSON, STRANGERS, Page, Request, Route, Stream, serving_routes
 from gpu_device_plugin.aio.tls import server_tls
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-    from pathlib import Path
 
 
 @pytest.fixture

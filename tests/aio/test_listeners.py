@@ -1,7 +1,5 @@
 """Why we cannot listen on a port."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu_device_plugin.aio.http import ListenError, serving_routes

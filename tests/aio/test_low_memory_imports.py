@@ -1,7 +1,5 @@
 """What libraries would load for nothing stays out of memory."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,17 +1,12 @@
 """The newest value, for any number of readers."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
 
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
 from tests.patience import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
 
 
 async def settle() -> None:

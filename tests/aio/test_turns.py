@@ -1,7 +1,5 @@
 """Turns: only so many at a time, party by party."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Waiting ends with what is waited for, or with the time."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

@@ -1,19 +1,14 @@
 """A piece of work that is done again and again."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.worker import Worker
 from tests.patience import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 @asynccontextmanager

@@ -1,7 +1,5 @@
 """The CapacityBuffer API of the Cluster Autoscaler, as far as we write it and the autoscaler answers it."""
 
-from __future__ import annotations
-
 _TEXT = {"type": "string"}
 _NAMED = {"type": "object", "properties": {"name": _TEXT}}
 _NUMBER = {"type": "integer"}

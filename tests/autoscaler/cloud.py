@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
 from tests import builders
 from tests.autoscaler.wire import CALLS, MESSAGES, SERVICE, template
 from tests.scheduler.harness import NODE_GPUS, gpus
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 Json = dict[str, Any]
 

@@ -1,18 +1,12 @@
 """A cluster with an autoscaler, told in either way what nodes are needed."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.autoscaler.world import autoscaled
-
-if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from tests.autoscaler.world import AutoscaledCluster
+from tests.autoscaler.world import AutoscaledCluster, autoscaled
 
 AGED_S = 120.0
 """A node that has been ready for more than a minute is the autoscaler's example of its group, fences and all."""

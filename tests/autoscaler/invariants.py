@@ -1,21 +1,17 @@
 """What must hold in a cluster that grows and shrinks, judged by what its API server shows, independently of ours."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.autoscaler.cloud import GPUS, SHARES
 from tests.autoscaler.world import WAITS_S, live, ours
 from tests.builders import GPU_COUNT, GPU_MEM
 from tests.patience import stretched
 from tests.scheduler.harness import held
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
 
 Json = dict[str, Any]
 Demand = tuple[int, int]

@@ -1,20 +1,15 @@
 """Doubles of the kubelets and agents of all nodes: what is bound runs, what is deleted ends, and GPUs are fenced."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from gpu_device_plugin.model.contract.keys import ASSIGNED
+from tests.autoscaler.cloud import Group
 from tests.builders import GPU_COUNT, GPU_MEM
 from tests.scheduler.harness import held
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from tests.autoscaler.cloud import Group
 
 Json = dict[str, Any]
 

@@ -1,11 +1,11 @@
 """Drains by the real Cluster Autoscaler: whoever is evicted has a place, whatever happens just before."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,13 +13,7 @@ from gpu_device_plugin.model.contract.keys import HELD_ROOM, HOSTNAME, KEPT_NODE
 from tests.autoscaler.conftest import AGED_S, growing
 from tests.autoscaler.invariants import Watch
 from tests.autoscaler.kubelets import MERGE
-from tests.autoscaler.world import UNNEEDED_S, WAITS_S
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from tests.autoscaler.world import AutoscaledCluster
+from tests.autoscaler.world import UNNEEDED_S, WAITS_S, AutoscaledCluster
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -1,23 +1,16 @@
 """Arrivals and departures by chance under the real Cluster Autoscaler, by a seed each: AUTOSCALER_EPISODES of them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.autoscaler.conftest import growing
 from tests.autoscaler.invariants import EMPTY, Watch, demand, fitting, rooms
-from tests.autoscaler.world import UNNEEDED_S, live, ours
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.autoscaler.world import AutoscaledCluster
+from tests.autoscaler.world import UNNEEDED_S, AutoscaledCluster, live, ours
 
 FIRST = int(os.environ.get("AUTOSCALER_SEED", "0"))
 EPISODES = int(os.environ.get("AUTOSCALER_EPISODES", "3"))

@@ -1,18 +1,12 @@
 """The real Cluster Autoscaler, which counts by sums, and what our extender adds to it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from gpu_device_plugin.model.contract.keys import STARTUP_TAINT
 from tests.autoscaler.conftest import AGED_S, growing
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.autoscaler.world import AutoscaledCluster
+from tests.autoscaler.world import AutoscaledCluster
 
 pytestmark = pytest.mark.timeout(600)
 

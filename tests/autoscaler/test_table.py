@@ -1,21 +1,15 @@
 """What every cluster comes to under the real Cluster Autoscaler, and how many nodes it may cost."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpu_device_plugin.model.contract.keys import USE_MODEL, USE_UUID
 from tests.autoscaler.cloud import Group
 from tests.autoscaler.conftest import AGED_S, growing
-from tests.autoscaler.world import WAITS_S
-
-if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from tests.autoscaler.world import AutoscaledCluster
+from tests.autoscaler.world import WAITS_S, AutoscaledCluster
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -3,8 +3,6 @@
 Numbers and types of the fields are facts of the protocol; only the fields that a cloud sends or reads are here.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field

@@ -6,11 +6,12 @@ import asyncio
 import json
 import os
 import shutil
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import pytest
@@ -28,16 +29,11 @@ from tests.deploy.manifests import documents
 from tests.deploy.policies_world import path_of
 from tests.deploy.test_scheduler_manifest import ACCOUNT
 from tests.kubeconfig import kubeconfig
-from tests.kubernetes.conftest import processes
+from tests.kubernetes.conftest import RealServer, processes
 from tests.kubernetes.conftest import programs as api_server_programs
 from tests.patience import REAL_S, beside, eventually, stretched
 from tests.ports import free_port
 from tests.scheduler.harness import NODE_GPUS, PREFIX, QUICK, patient
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-
-    from tests.kubernetes.conftest import RealServer
 
 Json = dict[str, Any]
 

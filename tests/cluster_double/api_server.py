@@ -3,31 +3,26 @@
 Troubles are ordered with `ApiServer.fail` and the methods named after them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from aiohttp import web
 
 from gpu_device_plugin.testing.cluster import api_server
 from gpu_device_plugin.testing.cluster.cluster_kinds import PODS, ApiRequest, Served, StatusError, invalid
+from gpu_device_plugin.testing.cluster.cluster_store import Key
+from tests.builders import Json
 from tests.cluster_double.budgets import take_from_budget
 from tests.cluster_double.kinds import BUFFERS, KINDS, LEASES, applied, scale_of, scaled, without_new_fields
 from tests.cluster_double.reads import Reads
 from tests.cluster_double.reviews import ACCESS_REVIEWS, TOKEN_REVIEWS, Account, review_access, review_token
 from tests.cluster_double.store import Store
 from tests.cluster_double.troubles import Answer, Fault, Hang, Late, Reset, Trouble, reset, suffered
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-
-    from gpu_device_plugin.testing.cluster.cluster_store import Key
-    from tests.builders import Json
 
 _OWN_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 

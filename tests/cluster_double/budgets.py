@@ -3,20 +3,14 @@
 The rules are those of Kubernetes 1.36 (pkg/registry/core/pod/storage/eviction.go), observed on a real server.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError
+from gpu_device_plugin.testing.cluster.cluster_store import Key, Store
+from tests.builders import Json
 from tests.cluster_double.kinds import BUDGETS
 from tests.cluster_double.selectors import label_selector
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import Any
-
-    from gpu_device_plugin.testing.cluster.cluster_store import Key, Store
-    from tests.builders import Json
 
 _VIOLATES = "Cannot evict pod as it would violate the pod's disruption budget."
 _SEVERAL = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."

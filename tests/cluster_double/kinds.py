@@ -3,23 +3,17 @@
 The rules are those of Kubernetes 1.36.
 """
 
-from __future__ import annotations
-
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any
 
 from gpu_device_plugin.kubernetes.objects.quantity import quantity
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.testing.cluster import cluster_kinds
 from gpu_device_plugin.testing.cluster.cluster_kinds import Served, invalid
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from decimal import Decimal
-
-    from tests.builders import Json
-
+from tests.builders import Json
 
 # --- ResourceSlices, ResourceClaims and DeviceClasses, with the limits of pkg/apis/resource/validation ----------------
 # Expressions in CEL are stored and not checked.

@@ -1,14 +1,7 @@
 """Build pods that another object owns, and the workloads that own pods, in the JSON of the Kubernetes API."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from gpu_device_plugin.model.contract.keys import STATIC_POD
-from tests.builders import pod
-
-if TYPE_CHECKING:
-    from tests.builders import Json
+from tests.builders import Json, pod
 
 
 def mirror(body: Json, uid: str) -> Json:

@@ -1,23 +1,17 @@
 """Lists by pages, and watches, from a watch cache that may lag, for clients that may be lost."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from aiohttp import web
 
 from gpu_device_plugin.testing.cluster import cluster_reads
-from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError
+from gpu_device_plugin.testing.cluster.cluster_kinds import ApiRequest, Json, Served, StatusError
 from gpu_device_plugin.testing.cluster.cluster_reads import version_of
+from gpu_device_plugin.testing.cluster.cluster_store import State, Store
 from tests.cluster_double.selectors import label_selector
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gpu_device_plugin.testing.cluster.cluster_kinds import ApiRequest, Json, Served
-    from gpu_device_plugin.testing.cluster.cluster_store import State, Store
 
 
 class _Lost(web.StreamResponse):

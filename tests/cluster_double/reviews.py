@@ -1,16 +1,10 @@
 """Review tokens and access like the API server's authenticators and its authorizer RBAC."""
 
-from __future__ import annotations
-
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from tests.builders import Json
+from tests.builders import Json
 
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105 - a path
 ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"

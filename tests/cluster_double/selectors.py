@@ -1,16 +1,9 @@
 """Selectors of labels, parsed like by the API server."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-from gpu_device_plugin.testing.cluster.cluster_kinds import PAIR
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.testing.cluster.cluster_kinds import Object, Test
+from gpu_device_plugin.testing.cluster.cluster_kinds import PAIR, Object, Test
 
 _SET = re.compile(r"(?P<key>[^\s!=,()]+)\s+(?P<word>in|notin)\s*\((?P<values>[^()]*)\)")
 _EXISTS = re.compile(r"(?P<no>!?)\s*(?P<key>[^\s!=,()]+)")

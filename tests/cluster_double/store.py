@@ -3,18 +3,11 @@
 The rules are those of Kubernetes 1.36, and stricter in one point: the spec of a pod cannot be changed at all.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from gpu_device_plugin.model.contract.keys import STATIC_POD
 from gpu_device_plugin.testing.cluster import cluster_store
 from gpu_device_plugin.testing.cluster.cluster_kinds import EVENTS, PODS, Served, StatusError, invalid
-from gpu_device_plugin.testing.cluster.cluster_store import conflict, preconditions
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.testing.cluster.cluster_store import Key
-    from tests.builders import Json
+from gpu_device_plugin.testing.cluster.cluster_store import Key, conflict, preconditions
+from tests.builders import Json
 
 
 class Store(cluster_store.Store):

@@ -1,21 +1,16 @@
 """The troubles that the API server double has where a test says so, and the requests that they match."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import socket
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from aiohttp import web
 
 from gpu_device_plugin.testing.cluster.api_server import refusal
-from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.testing.cluster.cluster_kinds import ApiRequest
+from gpu_device_plugin.testing.cluster.cluster_kinds import ApiRequest, StatusError
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,14 @@
 """Which calls of the Kubernetes API a program makes, read from the source of all that it imports."""
 
-from __future__ import annotations
-
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import gpu_device_plugin
 from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 PACKAGE = Path(gpu_device_plugin.__path__[0])
 

@@ -1,20 +1,16 @@
 """A real API server for the tests that need one."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
 
 from tests.deploy.policies_world import PolicyWorld
-from tests.kubernetes.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.kubernetes.conftest import RealServer
+from tests.kubernetes.conftest import (
+    RealServer,
+    real_server,  # noqa: F401 - a fixture, asked for by its name below
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """The metrics that there are, with their labels."""
 
-from __future__ import annotations
-
 from gpu_device_plugin import metrics
 from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics
 from tests.nodes import node

@@ -1,7 +1,5 @@
 """The files of deploy/: read once, as often as they are asked for."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from functools import cache
 from pathlib import Path

@@ -1,13 +1,13 @@
 """What the admission policies let through, and what each of them refuses with which words."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.model.contract import keys as wire
 from tests.builders import container, pod
 from tests.cluster_double import owned as owned_objects
+from tests.deploy.manifests import Json
 from tests.deploy.policies_world import (
     AGENT_A,
     AGENT_B,
@@ -39,11 +39,6 @@ from tests.deploy.policies_world import (
     tell,
     tell_again,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.deploy.manifests import Json
 
 VARIABLES = "gpushare-variables"
 SIZE = "gpushare-size"

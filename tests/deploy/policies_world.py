@@ -1,22 +1,16 @@
 """A real API server with our admission policies, a few pods and nodes, and accounts to try them with."""
 
-from __future__ import annotations
-
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+import aiohttp
+
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.model.contract.keys import MOVE_TO, RESIZE_BOUND, USE_MODEL
 from tests.builders import container, node, pod
 from tests.deploy.manifests import Json, documents
 from tests.patience import REAL_S, eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import aiohttp
-
-    from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 
 VALIDATING, MUTATING = "policies", "optional/mutating-policy"
 

@@ -8,19 +8,15 @@ nothing.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
-from tests.deploy.manifests import by_name, documents, parsed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
-    from tests.deploy.manifests import Json, Objects
+from tests.deploy.manifests import Json, Objects, by_name, documents, parsed
 
 _ACTION = re.compile(r"(\s*\{\{- |\{\{ ?)(/\*.*?\*/|.*?)(?: -\}\}\s*| ?\}\})", re.DOTALL)
 _TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|\(|\)|\||,|:=|\d+|[$\w.]+)')

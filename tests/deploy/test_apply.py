@@ -1,13 +1,12 @@
 """`kubectl apply -f deploy/` installs everything in one go, again changes nothing, and deleting leaves nothing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,11 +15,6 @@ from tests.kubeconfig import kubeconfig
 from tests.kubernetes.conftest import processes
 from tests.patience import stretched
 from tools.publishing import Published, install
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
 
 SHIPPED = sorted(path for path in DEPLOY.iterdir() if path.suffix in {".yaml", ".yml", ".json"})
 """What kubectl reads of a directory, in its order; folders within it are left alone (-R would read them)."""

@@ -1,9 +1,7 @@
 """What deploy/optional/capacity.yaml lets the extender's account do, asked of a real API server."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,13 +17,9 @@ from gpu_device_plugin.features.capacity.rules.node_requests import (
 from gpu_device_plugin.model.contract.keys import STARTUP_TAINT
 from gpu_device_plugin.scheduler.rules.node_constraints import Terms, Toleration
 from tests.builders import container, node, pod
-from tests.deploy.manifests import DEPLOY, documents
-from tests.deploy.policies_world import API, EXTENDER, MERGE, PERSON, Request, create, denial, path_of
+from tests.deploy.manifests import DEPLOY, Json, documents
+from tests.deploy.policies_world import API, EXTENDER, MERGE, PERSON, PolicyWorld, Request, create, denial, path_of
 from tests.patience import REAL_S, eventually
-
-if TYPE_CHECKING:
-    from tests.deploy.manifests import Json
-    from tests.deploy.policies_world import PolicyWorld
 
 pytestmark = pytest.mark.timeout(600)
 

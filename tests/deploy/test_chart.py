@@ -1,14 +1,14 @@
 """The Helm chart installs what the manifests in deploy/ do; `python -m tests.deploy.test_chart` writes its tables."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import pairwise, takewhile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more package
 import pytest
@@ -23,20 +23,14 @@ from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.kubelet import cgroupfs
 from gpu_device_plugin.node.rules.container_grants import Mount
-from gpu_device_plugin.settings.knobs import knobs_of
+from gpu_device_plugin.settings.knobs import Form, Knob, knobs_of
 from gpu_device_plugin.settings.sources import Sources, settings_for
 from gpu_device_plugin.settings.web import WebSettings
 from tests.configmap import texts_of
 from tests.deploy.manifests import AGENT, DEPLOY, Json, Name, Objects, by_name, documents, parsed, patched, pod_of
 from tests.deploy.templates import Chart, ChartError
 from tests.kubeconfig import kubeconfig
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from gpu_device_plugin.settings.knobs import Form, Knob
-    from tests.kubernetes.conftest import RealServer
+from tests.kubernetes.conftest import RealServer
 
 CHART = Chart(DEPLOY / "chart")
 VALUES: Json = CHART.values({})

@@ -1,7 +1,5 @@
 """`gpu-device-plugin cost` over a real Prometheus, compared with figures worked out by hand."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import io
@@ -9,17 +7,15 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
 from gpu_device_plugin.model.times import rfc3339
 from tests.deploy.test_dashboard_live import prometheus
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
 
 GIB = 1 << 30
 HOURS = 4

@@ -1,15 +1,15 @@
 """A real Prometheus reads a real agent and a real extender, and every query of the dashboard finds something."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re
 import shutil
 import signal
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -17,6 +17,7 @@ import yaml
 
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT
+from gpu_device_plugin.testing.pod_specs import Pod
 from tests import builders
 from tests.cluster_double.api_server import ApiServer
 from tests.deploy.test_monitoring import ALERTS, QUERIES, RECORDS
@@ -26,12 +27,6 @@ from tests.patience import eventually
 from tests.ports import free_ports
 from tests.scheduler.harness import QUICK, ExtenderWorld, patient
 from tools.monitoring import FILES, RULES
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from gpu_device_plugin.testing.pod_specs import Pod
 
 Json = dict[str, Any]
 

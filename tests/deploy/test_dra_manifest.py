@@ -1,7 +1,5 @@
 """What deploy/ has for claims (DRA) says what the driver does: its names, its directories and its rights."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

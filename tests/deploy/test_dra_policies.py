@@ -1,7 +1,5 @@
 """The policies for claims (DRA), before a real API server: what an agent may write, and which pods get claims."""
 
-from __future__ import annotations
-
 from itertools import chain
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the Dockerfile names exists, and what it installs is pinned; `make e2e` builds it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

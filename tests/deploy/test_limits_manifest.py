@@ -1,7 +1,5 @@
 """The limit helper of deploy/optional: one capability, no network, and the directory where the agent meets it."""
 
-from __future__ import annotations
-
 from gpu_device_plugin import cli
 from gpu_device_plugin.features.limits.settings import LimitHelperSettings
 from gpu_device_plugin.settings.sources import Texts

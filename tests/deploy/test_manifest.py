@@ -1,20 +1,14 @@
 """What deploy/daemonset.yaml asks for is what the program accepts, needs and uses; nothing more."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from gpu_device_plugin import cli
 from gpu_device_plugin.features.elastic.settings import ElasticSettings
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.settings.forms import Address
+from gpu_device_plugin.settings.node import NodeSettings
 from tests.configmap import FOLDER, texts_of
 from tests.deploy.calls import AGENT, rights_granted, rights_needed
 from tests.deploy.manifests import objects, parsed, pod_of, the
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.settings.node import NodeSettings
 
 OBJECTS = {kind: each for (kind, _, _), each in objects("daemonset").items()}
 POD = pod_of(OBJECTS["DaemonSet"])

@@ -1,13 +1,10 @@
 """Prometheus finds every page of metrics that can be reached; rules and dashboard speak of metrics that there are."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -16,6 +13,9 @@ from gpu_device_plugin import cli
 from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
 from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
+from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.settings.forms import Address
+from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Texts
 from tests.deploy.declared import TARGET, labels_by_metric
 from tests.deploy.manifests import DEPLOY, Json, documents
@@ -23,11 +23,6 @@ from tests.docs.pages import blocks
 from tools.dashboard import ROWS, VARIABLES
 from tools.grafana import expressions
 from tools.monitoring import FILES, RULES, derived
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.settings.extender import ExtenderSettings
-    from gpu_device_plugin.settings.forms import Address
-    from gpu_device_plugin.settings.node import NodeSettings
 
 MONITORING = DEPLOY / "monitoring"
 MONITOR = MONITORING / "podmonitor.yaml"

@@ -1,7 +1,5 @@
 """The MPS supervisor of deploy/optional: what would end the work of its clients does not happen by itself."""
 
-from __future__ import annotations
-
 from gpu_device_plugin import cli
 from gpu_device_plugin.features.mps.rules.mps_daemon import QUIT_S
 from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings

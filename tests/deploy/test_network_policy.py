@@ -1,7 +1,5 @@
 """The NetworkPolicy closes every port to the network of pods but those that ask who calls."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,10 +1,8 @@
 """Each patch gives the agent what it needs for MPS, MIG or claims, and no more."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,14 +12,9 @@ from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
 from tests.deploy.manifests import AGENT, DEPLOY, Json, agent, pod_of
+from tests.deploy.policies_world import PolicyWorld
 from tests.deploy.templates import Chart
 from tests.deploy.test_security import offences
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.deploy.policies_world import PolicyWorld
-
 
 SETTINGS = NODE_SETTINGS()
 PLUGINS = "/var/lib/kubelet/plugins"

@@ -1,13 +1,13 @@
 """deploy/policies.yaml refuses what would break sharing, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,11 +58,6 @@ from tests.limiting import granted
 from tests.mig_gpus import SMALL, in_mig_mode
 from tests.node import harness
 from tests.patience import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
 
 PAGE = DEPLOY.parent / "docs" / "policies.md"
 ALL = [*documents(VALIDATING), *documents(MUTATING)]

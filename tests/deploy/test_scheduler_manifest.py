@@ -1,10 +1,7 @@
 """What the manifests of the scheduler ask for is what kube-scheduler and the extender accept, need and use."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,13 +10,11 @@ import yaml
 from gpu_device_plugin import cli
 from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
 from gpu_device_plugin.scheduler.extender_routes import PREFIX
+from gpu_device_plugin.settings.extender import ExtenderSettings
 from tests.configmap import FOLDER, texts_of
 from tests.deploy import manifests
 from tests.deploy.calls import AGENT, Right, rights_granted, rights_needed
 from tests.deploy.manifests import DEPLOY, Json, documents
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.settings.extender import ExtenderSettings
 
 SECOND = DEPLOY / "scheduler.yaml"
 LOOPBACK = DEPLOY / "optional" / "extender-loopback.yaml"

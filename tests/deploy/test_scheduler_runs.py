@@ -1,7 +1,5 @@
 """What a real API server makes of deploy/, and what a real kube-scheduler makes of the configurations there."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -10,10 +8,10 @@ import shutil
 import ssl
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
@@ -24,7 +22,7 @@ from gpu_device_plugin.aio.tls import server_tls
 from gpu_device_plugin.model.contract.keys import ASSIGNED, DEV, IDX, NODE_GPUS, POD
 from tests.builders import container, node, pod
 from tests.deploy.manifests import DEPLOY, Json, documents
-from tests.deploy.policies_world import apply_policies, path_of
+from tests.deploy.policies_world import PolicyWorld, apply_policies, path_of
 from tests.deploy.test_scheduler_manifest import (
     ACCOUNT,
     ALONE,
@@ -40,11 +38,6 @@ from tests.deploy.test_scheduler_manifest import container as container_of
 from tests.kubeconfig import kubeconfig
 from tests.patience import REAL_S, eventually, stretched
 from tests.ports import free_ports
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-
-    from tests.deploy.policies_world import PolicyWorld
 
 FILES = [path for path in sorted((*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml"))) if path != CONFIG]
 """All that is for an API server, and of kinds that it has by itself."""

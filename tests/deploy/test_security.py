@@ -1,11 +1,9 @@
 """What the pods need beyond the Pod Security level `restricted` is told with its reason, and no role reads secrets."""
 
-from __future__ import annotations
-
 import re
 import subprocess
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
@@ -23,10 +21,6 @@ from tests.deploy.policies_world import (
 )
 from tests.deploy.policies_world import PODS as POD_LIST
 from tests.kubernetes.conftest import processes, programs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
 
 PAGE = (DEPLOY.parent / "docs" / "security.md").read_text(encoding="utf-8")
 OBJECTS = [

@@ -1,14 +1,14 @@
 """With the role for viewers all that looks sees what an administrator sees; with less it says what is missing."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +17,6 @@ from tests.builders import container, node, pod
 from tests.deploy.manifests import DEPLOY, documents
 from tests.deploy.test_apply import Kubectl, api_server
 from tests.patience import REAL_S, stretched, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 CLUSTER_ROLE, ROLE = documents("viewer")
 COMMANDS = (

@@ -1,7 +1,5 @@
 """The page in the cluster: its server may do what it does and nothing else, and nobody reaches it by accident."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,16 +1,15 @@
 """The cluster of docs/guide.md, made of doubles: what a manifest does there is what the guide says that it does."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import hashlib
 import io
 import sys
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -30,9 +29,6 @@ from tests.node.cluster_harness import said_of, takes_pods
 from tests.node.harness import NodeWorld, world
 from tests.scheduler.harness import QUICK
 from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 Json = dict[str, Any]
 

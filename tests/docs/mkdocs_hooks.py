@@ -4,20 +4,15 @@ In a list, GitHub wants continued text below the text of its item. MkDocs wants 
 line before each list, and one between items of several paragraphs.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markdown_it import MarkdownIt
-from mkdocs.structure.files import File
-
-if TYPE_CHECKING:
-    from mkdocs.config.defaults import MkDocsConfig
-    from mkdocs.structure.files import Files
-    from mkdocs.structure.pages import Page
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 _MARK = re.compile(r"\s*(?:[*+-]|\d+[.)])\s+")
 _ROOT = Path(__file__).parents[2]

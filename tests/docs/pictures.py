@@ -4,15 +4,10 @@ Line-drawing characters become lines, blocks become the shares of a GPU, and all
 whatever font the reader has. Every picture brings its own ground, so that it is legible on a light page and on a dark.
 """
 
-from __future__ import annotations
-
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 IMAGES = Path(__file__).parents[2] / "docs" / "img"
 

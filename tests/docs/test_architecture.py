@@ -1,19 +1,14 @@
 """The page of the architecture shows the package as it is."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.docs.mkdocs_hooks import modules_page
 from tests.docs.pages import DOCS, ROOT, blocks, sections, text_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PACKAGE = ROOT / "gpu_device_plugin"
 PAGE = DOCS / "architecture.md"

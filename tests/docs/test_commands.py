@@ -1,13 +1,11 @@
 """A command of the documentation is run by a test or says what it needs, and what it names is there."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
 from contextlib import redirect_stdout
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +15,6 @@ from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
 from tests.deploy.manifests import DEPLOY, documents
 from tests.docs.pages import DOCS, ROOT, blocks, commands, pages, text_of
 from tests.reporting import COMMANDS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROGRAMS = ("kubectl", "helm", "docker", "nvidia-ctk", "gpu-device-plugin", "make", "systemctl")
 """What commands begin with."""

@@ -1,7 +1,5 @@
 """The page of the doctor shows what it prints, and names every check, severity and exit code that there is."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

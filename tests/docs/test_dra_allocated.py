@@ -1,13 +1,13 @@
 """The manifests of the page about claims, before a real API server and a real kube-scheduler: who gets which GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -24,10 +24,6 @@ from gpu_device_plugin.node.rules.node import Node
 from tests import patience
 from tests.deploy.test_apply import Kubectl, api_server
 from tests.docs.pages import DOCS, ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 Json = dict[str, Any]
 

@@ -1,7 +1,5 @@
 """The page about claims: what it shows stands in its manifests, and Kubernetes does with them what it says."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

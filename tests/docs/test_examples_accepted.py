@@ -1,22 +1,15 @@
 """What the pages apply and what they say is refused, before a real API server with our admission policies in force."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.builders import GPU_MEM, container, pod
 from tests.deploy.conftest import api  # noqa: F401 - a fixture, asked for by its name below
 from tests.deploy.policies_world import PERSON, PolicyWorld, Request, apply_policies, create, denial, path_of
-from tests.docs.guide_world import EXAMPLES, documents, pods_of
+from tests.docs.guide_world import EXAMPLES, Json, documents, pods_of
 from tests.docs.pages import DOCS, blocks, sections, text_of
 from tests.kubernetes.conftest import real_server  # noqa: F401 - a fixture, asked for by the next one
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.docs.guide_world import Json
 
 _STAYS = {"Namespace", "PriorityClass"}
 """What others name; all else is tried and not kept."""

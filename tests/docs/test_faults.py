@@ -1,7 +1,5 @@
 """The catalogue of faults names tests that are there, and every number that a test bears is in it."""
 
-from __future__ import annotations
-
 import re
 from itertools import groupby
 

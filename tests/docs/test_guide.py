@@ -1,9 +1,7 @@
 """The user guide, README and elastic.md, walked: manifests are applied, and the answers shown are those that came."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import yaml
@@ -11,13 +9,8 @@ import yaml
 from gpu_device_plugin.model.contract.keys import INSTANCES
 from gpu_device_plugin.model.pods import Taint
 from gpu_device_plugin.scheduler.rules.node_constraints import Toleration
-from tests.docs.guide_world import DIVIDED, EXAMPLES, GPUS, NODE, documents, guide, pods_of
+from tests.docs.guide_world import DIVIDED, EXAMPLES, GPUS, NODE, Guide, Json, documents, guide, pods_of
 from tests.docs.pages import DOCS, README, ROOT, blocks, sections, text_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.docs.guide_world import Guide, Json
 
 APPLY = "kubectl apply -f "
 SECTIONS = {

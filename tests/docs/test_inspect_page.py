@@ -1,11 +1,12 @@
 """The page of `kubectl inspect gpushare` shows what it prints, and explains every field and command that there is."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from gpu_device_plugin.features.history.report import BLOCKS, REASONS, history_lines
 from gpu_device_plugin.features.history.rules.slowness import slowness
@@ -21,11 +22,6 @@ from tests.reporting import COMMANDS
 from tests.reports import SINCE, part, report, written
 from tests.slow_pods import CAUSES, NOW
 from tests.views import node_view, pod_on
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 PAGE = text_of(DOCS / "inspect.md")
 REASON = "0/1 nodes are available: 1 no GPU has 8 GiB free"

@@ -1,15 +1,10 @@
 """What the pages tell to do with `kubectl inspect gpushare` can be done, over doubles."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.docs.guide_world import EXAMPLES, NODE, guide
 from tests.docs.pages import commands, pages
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 INSPECT = "kubectl inspect gpushare"
 STANDS_FOR = {"NODE": NODE, "POD": "large", "NAMESPACE": "default", "NS": "default"}

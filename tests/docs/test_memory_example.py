@@ -1,22 +1,18 @@
 """The example that follows memory.json, with a program that has only an allocator of numbers."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import queue
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpu_device_plugin import files
 from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, MEMORY_FILE, MemoryFile, write_memory_file
 from tests.docs.pages import DOCS, blocks, text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SOURCE = DOCS / "examples" / "gpushare_memory.py"
 

@@ -1,17 +1,12 @@
 """The pictures of the documentation are what their texts say, and can be read by everybody."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.docs.pages import DOCS, text_of
 from tests.docs.pictures import IMAGES, draw
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("source", sorted(IMAGES.glob("*.txt")), ids=lambda path: path.stem)

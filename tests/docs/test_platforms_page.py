@@ -1,19 +1,13 @@
 """What the page on platforms tells autoscalers is what they read, and its files fit each other and our names."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import STARTUP_TAINT, SWITCH_LABEL
 from gpu_device_plugin.programs.doctor.rules.component_checks import GPU_LABELS
 from tests.deploy.declared import labels_by_metric
-from tests.deploy.manifests import documents
+from tests.deploy.manifests import Json, documents
 from tests.docs.pages import DOCS, text_of
 from tests.names import COUNT, MEM
-
-if TYPE_CHECKING:
-    from tests.deploy.manifests import Json
 
 PAGE = text_of(DOCS / "platforms.md")
 FILES = DOCS / "platforms"

@@ -1,12 +1,11 @@
 """What README.md and docs/ tell a newcomer is so."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,9 +18,6 @@ from gpu_device_plugin.programs.demo.stage import DemoStage
 from gpu_device_plugin.settings.sources import Sources
 from tests.docs import pages
 from tests.docs.pages import DOCS, ROOT, blocks, text_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 README = text_of(pages.README)
 PAGES = pages.pages()

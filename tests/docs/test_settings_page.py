@@ -1,11 +1,9 @@
 """The page of settings is what the settings say of themselves; `python tests/docs/test_settings_page.py` writes it."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,9 +13,6 @@ from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.settings.knobs import Knob, knobs_of
 from gpu_device_plugin.settings.web import WebSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 SECTIONS = {

@@ -1,11 +1,11 @@
 """The page of the simulator shows what it prints, and explains every flag and every word that there is."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from gpu_device_plugin import cli
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS
@@ -14,11 +14,6 @@ from gpu_device_plugin.programs.simulate.experiment import POLICIES
 from tests.builders import container, node, pod
 from tests.docs.pages import DOCS, blocks, commands, text_of
 from tests.docs.test_commands import help_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 PAGE = text_of(DOCS / "simulate.md")
 BURST = 'gpu-device-plugin simulate --nodes "1x gpus=4 mem=46" --pods docs/examples/recorded-use.json --burst'

@@ -1,21 +1,16 @@
 """The documentation as a site: every link leads somewhere, and every page has there what it has on GitHub."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
 
 from tests.docs.pages import DOCS, ROOT, text_of
 from tests.sharing import made_once
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PAGES = sorted(DOCS.rglob("*.md"))
 

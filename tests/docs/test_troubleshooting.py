@@ -1,15 +1,10 @@
 """The messages that the documentation explains are those that the programs print."""
 
-from __future__ import annotations
-
 import ast
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from tests.docs.pages import DOCS, ROOT, text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SOURCES = [text_of(path) for path in (ROOT / "gpu_device_plugin").rglob("*.py")]
 NODES = [node for text in SOURCES for node in ast.walk(ast.parse(text))]

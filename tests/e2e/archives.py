@@ -1,7 +1,5 @@
 """Make container images of programs that this machine has, where no registry and no builder is at hand."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import io
@@ -14,16 +12,13 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from tools.sbom import locked
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    Content = Path | bytes | PurePosixPath
-    """A file of this machine; what a file contains; or where a link leads."""
+Content = Path | bytes | PurePosixPath
+"""A file of this machine; what a file contains; or where a link leads."""
 
 ROOT = Path(__file__).parents[2]
 MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}

@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 
 from tests.builders import GPU_COUNT, GPU_MEM
 from tests.docs.guide_world import documents, pods_of
+from tests.e2e.real_cluster import RealCluster
 from tests.patience import REAL_S, stretched, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from tests.e2e.real_cluster import RealCluster
 
 Json = dict[str, Any]
 T = TypeVar("T")

@@ -1,18 +1,13 @@
 """Real programs instead of our doubles, which takes minutes: `make e2e` runs these tests, and `make test` does not."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.starting import ASK, finding_our_plugin, started
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
 
 HERE = Path(__file__).parent
 

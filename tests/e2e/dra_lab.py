@@ -1,21 +1,15 @@
 """Claims on GPUs, on real Kubernetes: what a person does, and a cluster whose node serves claims."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.e2e import real_cluster, starting
-from tests.e2e.cluster import ROOT
+from tests.e2e.cluster import ROOT, Cluster
 from tests.patience import REAL_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.e2e.cluster import Cluster
 
 Json = dict[str, Any]
 

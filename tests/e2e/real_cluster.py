@@ -4,8 +4,6 @@ Everything runs in namespaces of its own: mounts, because the kubelet's director
 all of them end with the first; network, so that every address and port is free.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -13,9 +11,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from tests.patience import REAL_S, until
 from tests.real_node import (
@@ -26,10 +25,6 @@ from tests.real_node import (
     make_cgroups,
     removed_cgroups,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Self
 
 _until = partial(until, quiet_s=REAL_S, pause_s=0.2)
 

@@ -3,16 +3,15 @@
 To look around in it: `make cluster`.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,9 +19,6 @@ from tests.docs.guide_world import EXAMPLES, documents
 from tests.docs.pages import DOCS, blocks, text_of
 from tests.e2e import archives, real_cluster
 from tests.e2e.cluster import ROOT, Cluster, containers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 DEPLOY = ROOT / "deploy"
 OURS = {"agent", "extender"}

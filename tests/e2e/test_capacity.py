@@ -3,22 +3,17 @@
 The GPUs are fake; kubelet, controllers and schedulers are real. On a cluster of its own.
 """
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from gpu_device_plugin.model.contract.keys import ALLOCATION, GPU_POLICY, HELD_ROOM, MOVE_REFUSED, MOVE_TO
 from tests.builders import GPU_MEM
 from tests.e2e import dra_lab, real_cluster, starting
+from tests.e2e.cluster import Cluster
 from tests.e2e.dra_lab import DEPLOY, DESCRIPTION, H200, LONG_S, agent, describe, phase
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.e2e.cluster import Cluster
 
 Json = dict[str, Any]
 

@@ -3,35 +3,26 @@
 With KUBE_BIN on a cluster that is started for it; with KUBECONFIG and E2E_NODE on one that is there: docs/testing.md.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT, NODE_LIMITS, NODE_USE, OVER_USE, PLACEMENT_LABEL
-from gpu_device_plugin.model.contract.node_use import read_node_use
+from gpu_device_plugin.model.contract.node_use import NodeUse, read_node_use
 from gpu_device_plugin.model.contract.nodelabels import read_node_limits
 from tests.builders import GPU_COUNT, GPU_MEM
-from tests.docs.guide_world import EXAMPLES, documents
+from tests.docs.guide_world import EXAMPLES, Json, documents
 from tests.docs.pages import DOCS, blocks, sections, text_of
 from tests.docs.test_guide import APPLY, MIG, SECTIONS, TAINT
-from tests.e2e.cluster import GPUS, ROOT, containers, process_of, seen_process_of
+from tests.e2e.cluster import GPUS, ROOT, Cluster, Given, containers, process_of, seen_process_of
 from tests.e2e.starting import of_another_version, why_not
 from tests.patience import REAL_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from gpu_device_plugin.model.contract.node_use import NodeUse
-    from tests.docs.guide_world import Json
-    from tests.e2e.cluster import Cluster, Given
 
 DEPLOY = ROOT / "deploy"
 SHIPPED = sorted(DEPLOY.glob("*.yaml"))

@@ -3,14 +3,13 @@
 On a cluster of its own, whose containerd knows CDI (1.7.2 or newer; CONTAINERD_BIN names a folder with one).
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests.builders import GPU_COUNT, GPU_MEM
 from tests.e2e import dra_lab
+from tests.e2e.cluster import Cluster
 from tests.e2e.dra_lab import (
     H200,
     LONG_S,
@@ -33,11 +32,6 @@ from tests.e2e.dra_lab import (
     waits,
     why_not,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.e2e.cluster import Cluster
 
 if reason := why_not():
     pytest.skip(reason, allow_module_level=True)

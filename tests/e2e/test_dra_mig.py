@@ -3,9 +3,7 @@
 On a cluster of its own, as `test_dra`.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import yaml
@@ -13,6 +11,7 @@ import yaml
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
 from tests.docs.pages import DOCS
 from tests.e2e import dra_lab
+from tests.e2e.cluster import Cluster
 from tests.e2e.dra_lab import (
     LONG_S,
     Json,
@@ -34,11 +33,6 @@ from tests.e2e.dra_lab import (
     waits,
     why_not,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.e2e.cluster import Cluster
 
 if reason := why_not():
     pytest.skip(reason, allow_module_level=True)

@@ -1,12 +1,11 @@
 """Claims on GPUs on a Kubernetes that knows whole devices only, 1.34 or 1.35: whole GPUs, and that said."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests.e2e import dra_lab
+from tests.e2e.cluster import Cluster
 from tests.e2e.dra_lab import (
     H200,
     LONG_S,
@@ -22,11 +21,6 @@ from tests.e2e.dra_lab import (
     uuid_of,
     waits,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.e2e.cluster import Cluster
 
 if reason := dra_lab.why_not():
     pytest.skip(reason, allow_module_level=True)

@@ -4,31 +4,23 @@ The GPU is fake, and its file says what the processes use; processes, cgroups, k
 cluster of its own.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpu_device_plugin.features.elastic.contract import IN_CONTAINER
+from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, MemoryFile
 from gpu_device_plugin.model.contract.keys import MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED, RESIZE_BOUND
-from gpu_device_plugin.model.contract.reservations import read_answer
+from gpu_device_plugin.model.contract.reservations import Answer, read_answer
 from tests.builders import GPU_MEM
 from tests.e2e import dra_lab, real_cluster, starting
-from tests.e2e.cluster import process_of
+from tests.e2e.cluster import Cluster, process_of
 from tests.e2e.dra_lab import DEPLOY, DESCRIPTION, H200, LONG_S, agent, describe, environ, on_node, phase, run
 from tests.memory import read_memory_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from gpu_device_plugin.features.elastic.contract import MemoryFile
-    from gpu_device_plugin.model.contract.reservations import Answer
-    from tests.e2e.cluster import Cluster
 
 Json = dict[str, Any]
 

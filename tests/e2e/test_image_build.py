@@ -1,7 +1,5 @@
 """The image can be built where there is no registry, as docs/install-image.md says, and is what it says of itself."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -12,9 +10,10 @@ import signal
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -23,9 +22,6 @@ from tests.deploy.test_image import MACHINES, PYTHONS
 from tests.patience import stretched
 from tests.real_node import child_of
 from tools.sbom import locked
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "install-image.md"

@@ -3,16 +3,16 @@
 On a cluster of its own.
 """
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from gpu_device_plugin.model.contract.keys import INSTANCES, MIG_LABEL
 from tests.builders import GPU_COUNT, GPU_MEM
 from tests.e2e import dra_lab, real_cluster, starting
+from tests.e2e.cluster import Cluster
 from tests.e2e.dra_lab import (
     DEPLOY,
     DESCRIPTION,
@@ -27,11 +27,6 @@ from tests.e2e.dra_lab import (
     uuid_of,
     waits,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.e2e.cluster import Cluster
 
 Json = dict[str, Any]
 

@@ -3,23 +3,17 @@
 The GPUs are fake; kubelet, containers, their cgroups and the kernel's limits are real. On a cluster of its own.
 """
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.builders import GPU_MEM
 from tests.e2e import dra_lab, real_cluster, starting
-from tests.e2e.cluster import process_of
+from tests.e2e.cluster import Cluster, process_of
 from tests.e2e.dra_lab import DEPLOY, DESCRIPTION, H200, LONG_S, agent, on_node, run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.e2e.cluster import Cluster
 
 Json = dict[str, Any]
 

@@ -1,22 +1,17 @@
 """Hardware that is watched for the length of a test, and can be changed meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
 from gpu_device_plugin.hardware.monitor import VERSION_FILES, Hardware, MonitorTimings
 from tests.patience import patience, stretched
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
 
 Watching = Callable[..., AbstractAsyncContextManager["WatchedHardware"]]
 Describe = Callable[..., "Described"]

@@ -1,14 +1,9 @@
 """A libnvidia-ml.so.1 that limits memory as NVML of r615 does with dmem, and lets a test allocate."""
 
-from __future__ import annotations
-
 import ctypes
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.hardware.test_compiled_library import NAME, ONE_GPU, compiled
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MIB = 1 << 20
 OUT_OF_MEMORY = 2

@@ -1,7 +1,5 @@
 """The process in which the driver is called."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,11 +1,9 @@
 """A libnvidia-ml.so.1 of our own, in front of the real binding and the loader of this machine."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,13 +12,8 @@ from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.model.telemetry import GpuTelemetry, TelemetryGroup, Throttle
 from gpu_device_plugin.programs.doctor.doctor_program import DoctorPlace, examined
 from gpu_device_plugin.report.rules.finding import examine
+from tests.hardware.conftest import Watching
 from tests.reporting import NODE_CHECKS as CHECKS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.hardware.conftest import Watching
-
 
 NAME = "libnvidia-ml.so.1"
 E_MACHINE = slice(18, 20)

@@ -1,8 +1,7 @@
 """Fake GPUs that are divided into MIG instances: described, placed or refused, divided anew, and failing."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +10,6 @@ from gpu_device_plugin.hardware.fake.fake_driver import Fake
 from gpu_device_plugin.hardware.fake.gpu_models import SIZES, profiles_of
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from tests.hardware.fake.test_fake_driver import Clock, opened, written
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def instances(driver: Fake) -> list[tuple[str, int, int, str, int]]:

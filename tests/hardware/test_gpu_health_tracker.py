@@ -1,7 +1,5 @@
 """What is believed of GPUs that are divided into MIG instances, listed, read and reported of."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu_device_plugin.hardware.gpu_health_tracker import GpuHealthTracker, HealthChange

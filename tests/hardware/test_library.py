@@ -3,29 +3,23 @@
 NVML_LIB_DIR names the directory of the library: the driver's own, or NVIDIA's mock of it, see `tests.nvml_mock`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
+from gpu_device_plugin.hardware.monitor import MonitorTimings
 from gpu_device_plugin.model.gpus import Closeness
 from gpu_device_plugin.model.memory import shares_of
 from gpu_device_plugin.model.telemetry import SLOWING, GpuTelemetry, TelemetryGroup, Throttle
+from gpu_device_plugin.node.rules.gpu_health import Xid
+from tests.hardware.conftest import Watching
 from tests.nvml_mock import Mock, need_library
 from tests.patience import eventually, stretched
 from tests.programs.doctor.rules.test_node_checks import WELL
 from tests.reporting import NODE_CHECKS as CHECKS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gpu_device_plugin.hardware.monitor import MonitorTimings
-    from gpu_device_plugin.node.rules.gpu_health import Xid
-    from tests.hardware.conftest import Watching
-
 
 EVERY = [*TelemetryGroup]
 

@@ -1,7 +1,5 @@
 """Whatever the process that speaks to the driver writes is read, or refused by an error that is declared."""
 
-from __future__ import annotations
-
 import io
 import json
 from contextlib import suppress

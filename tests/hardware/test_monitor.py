@@ -1,16 +1,14 @@
 """The hardware as the rest of the program sees it, watched through real child processes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import signal
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,12 +19,8 @@ from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, Mo
 from gpu_device_plugin.model.gpus import Closeness
 from gpu_device_plugin.model.telemetry import GpuReading
 from gpu_device_plugin.node.rules.gpu_health import GpuHealth, HealthRules, Xid
+from tests.hardware.conftest import Describe, Watching
 from tests.patience import eventually, patience, stretched
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from tests.hardware.conftest import Describe, Watching
 
 
 def believed(view: HardwareView) -> list[GpuHealth]:

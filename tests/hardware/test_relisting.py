@@ -1,7 +1,5 @@
 """When an outdated inventory is listed again."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

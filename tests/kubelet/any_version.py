@@ -1,14 +1,17 @@
 """What plugins and the agent see of a kubelet, by the rules of any version, and with a memory of what plugins did."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 
 from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
+    ContainerAllocateResponse,
+    DevicePluginOptions,
+    ListAndWatchResponse,
+    RegisterRequest,
+)
 from gpu_device_plugin.testing.kubelet.device_manager import NO_NUMA_NODE, DeviceManager
 from gpu_device_plugin.testing.kubelet.kubelet_services import (
     PluginRegistry,
@@ -18,16 +21,8 @@ from gpu_device_plugin.testing.kubelet.kubelet_services import (
     entry,
 )
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, PluginClient
+from gpu_device_plugin.testing.pod_specs import ContainerSpec
 from tests.kubelet import kubelet_versions as versions
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
-        ContainerAllocateResponse,
-        DevicePluginOptions,
-        ListAndWatchResponse,
-        RegisterRequest,
-    )
-    from gpu_device_plugin.testing.pod_specs import ContainerSpec
 
 
 @dataclass(slots=True)

@@ -3,32 +3,26 @@
 Nodes restart, and pods are deleted by force or refused after their Allocate, where a test says so.
 """
 
-from __future__ import annotations
-
 import asyncio
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
 
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import RegisterRequest
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.testing.kubelet import kubelet_double
+from gpu_device_plugin.testing.kubelet.device_manager import DeviceManager, KubeletPanic
 from gpu_device_plugin.testing.kubelet.kubelet_services import RpcStatusError
-from gpu_device_plugin.testing.pod_specs import NodePods, Pod, stopped
+from gpu_device_plugin.testing.pod_specs import Container, NodePods, Pod, PodSpec, stopped
 from tests.kubelet import kubelet_versions as versions
 from tests.kubelet.any_version import DeviceStream, Lister, Manager, Registration, Registry
 from tests.kubelet.kubelet_checks import is_extended_resource_name, shortage, validate
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import RegisterRequest
-    from gpu_device_plugin.testing.kubelet.device_manager import DeviceManager, KubeletPanic
-    from gpu_device_plugin.testing.pod_specs import Container, PodSpec
 
 
 class Gate:

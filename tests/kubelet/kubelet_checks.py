@@ -1,19 +1,13 @@
 """What a kubelet checks: the names of plugins, and whether a pod fits on the node beside the others."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import RegisterRequest
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import RegisterRequest
-    from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
+from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
 
 API_VERSION = "v1beta1"
 

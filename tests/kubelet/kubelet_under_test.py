@@ -1,24 +1,19 @@
 """What the conformance suite needs of a kubelet, be it our double or a real one."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import grpc.aio
 
 from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerStub
+from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
+from tests.kubelet.gated_kubelet import Kubelet
 from tests.patience import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
-    from tests.kubelet.gated_kubelet import Kubelet
 
 T = TypeVar("T")
 

@@ -1,14 +1,9 @@
 """Pods for the kubelet double, each in one line."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.testing.pod_specs import ContainerSpec, PodSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 
 def pod(

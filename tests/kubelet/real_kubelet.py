@@ -1,7 +1,5 @@
 """A real kubelet without an API server, in a mount and a PID namespace of its own, with its pods as files."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json
@@ -13,9 +11,11 @@ import subprocess
 import tempfile
 import urllib.request
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any, Self
 
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse, DeviceSpec, Mount
 from gpu_device_plugin.model.pods import ContainerKind
@@ -24,11 +24,6 @@ from tests.e2e.archives import write_image
 from tests.patience import eventually, stretched
 from tests.ports import free_port
 from tests.real_node import child_of, containerd_configuration, kubelet_configuration, make_cgroups, removed_cgroups
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
-    from typing import Self
 
 _TOOLS = ("containerd", "ctr", "runc", "unshare", "nsenter", "busybox")
 _NODE = "real"

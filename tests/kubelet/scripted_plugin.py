@@ -1,15 +1,16 @@
 """A device plugin that answers as it is told, over a real socket, while it notes every call."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
+    AllocateRequest,
     AllocateResponse,
     ContainerAllocateResponse,
     ContainerPreferredAllocationResponse,
@@ -18,7 +19,9 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     Empty,
     ListAndWatchResponse,
     NUMANode,
+    PreferredAllocationRequest,
     PreferredAllocationResponse,
+    PreStartContainerRequest,
     PreStartContainerResponse,
     RegisterRequest,
     TopologyInfo,
@@ -31,17 +34,6 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import (
 from gpu_device_plugin.testing.kubelet.device_manager import HEALTHY
 from gpu_device_plugin.testing.kubelet.kubelet_services import RpcStatusError
 from tests.kubelet.gated_kubelet import Gate
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-    from pathlib import Path
-    from typing import Any
-
-    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
-        AllocateRequest,
-        PreferredAllocationRequest,
-        PreStartContainerRequest,
-    )
 
 
 @dataclass(frozen=True, slots=True)

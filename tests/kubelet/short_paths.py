@@ -1,14 +1,9 @@
 """A folder whose path is short enough for a unix socket's; pytest's own are not."""
 
-from __future__ import annotations
-
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @contextmanager

@@ -1,12 +1,11 @@
 """Calling the kubelet over a real socket, and the messages when it does not work."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import grpc
 import pytest
@@ -31,10 +30,6 @@ from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
 from tests.names import MEM
 from tests.patience import eventually, stretched
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
-    from pathlib import Path
 
 
 class Listing(PodResourcesListerServicer):

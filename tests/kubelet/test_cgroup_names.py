@@ -1,7 +1,5 @@
 """The pod and the container of a process are found in the names of its cgroups, in every shape that runtimes give."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

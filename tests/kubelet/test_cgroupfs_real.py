@@ -1,9 +1,7 @@
 """The cgroups and the checkpoint that a real kubelet makes are read; with KUBE_BIN."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +17,6 @@ from tests.kubelet.pod_lines import pod
 from tests.kubelet.real_kubelet import RealKubelet
 from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.patience import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 RESOURCE = "test.example.com/limited"
 

@@ -1,11 +1,10 @@
 """The kubelet's checkpoint, as a reader sees it that is not the kubelet."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -19,9 +18,6 @@ from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.testing.kubelet import kubelet_files
 from tests.names import COUNT, MEM, OURS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def as_text(content: bytes) -> str:

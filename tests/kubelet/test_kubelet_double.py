@@ -1,14 +1,13 @@
 """What the kubelet double can do beyond the contract: other versions, lags, faults and restarts, all on demand."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import tempfile
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,6 +19,7 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     Mount,
 )
 from gpu_device_plugin.testing.kubelet.device_manager import Amount, KubeletPanic
+from gpu_device_plugin.testing.pod_specs import Pod
 from tests.kubelet.gated_kubelet import Kubelet
 from tests.kubelet.kubelet_checks import effective_requests
 from tests.kubelet.kubelet_under_test import listed
@@ -27,12 +27,6 @@ from tests.kubelet.pod_lines import pod
 from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.names import COUNT, MEM
 from tests.patience import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-
-    from gpu_device_plugin.testing.pod_specs import Pod
-
 
 EIGHT = {f"GPU-{gpu}::{share}": True for gpu in range(2) for share in range(4)}
 PREFERS = DevicePluginOptions(get_preferred_allocation_available=True)

@@ -3,17 +3,16 @@
 Where the contract depends on the version, a test states the rule of each, and every kubelet says which version it is.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os
 import stat
 import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -28,6 +27,7 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
 )
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerStub
 from gpu_device_plugin.testing.kubelet.kubelet_services import RpcStatusError
+from gpu_device_plugin.testing.pod_specs import Pod
 from tests.kubelet import kubelet_versions as versions
 from tests.kubelet.gated_kubelet import Kubelet
 from tests.kubelet.kubelet_under_test import (
@@ -43,11 +43,6 @@ from tests.kubelet.pod_lines import pod
 from tests.kubelet.real_kubelet import RealKubelet
 from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.patience import eventually, stretched
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-
-    from gpu_device_plugin.testing.pod_specs import Pod
 
 FOUR_EACH = {f"GPU-{gpu}::{share}": True for gpu in range(2) for share in range(4)}
 PREFERS = DevicePluginOptions(get_preferred_allocation_available=True)

@@ -1,18 +1,13 @@
 """The pod of a process is read from /proc, which changes while it is read."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.kubelet.procfs import ProcessOwners, boot_id, boot_time, in_nodes_namespace, running_pods
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 UID = "0f5d3a31-9a3b-4c6e-8c5b-6a7b8c9d0e1f"
 ID = "5ad9" * 16

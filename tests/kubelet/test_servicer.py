@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
@@ -14,17 +15,13 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
 from gpu_device_plugin.kubelet.servicer import PluginServicer, RefusalError, device_list
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.node.rules.advertised_devices import Offer
 from gpu_device_plugin.node.rules.container_grants import Grant
 from tests.kubelet.short_paths import short_folder
 from tests.nodes import node
 from tests.patience import eventually
 from tests.resources import COUNT, MEM
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
-
-    from gpu_device_plugin.model.resources import Resource
 
 
 @dataclass

@@ -1,16 +1,14 @@
 """The directories of the kubelet: whose they are, what lies in them, and who listens there."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -29,9 +27,6 @@ from gpu_device_plugin.kubelet.sockets import (
 )
 from tests.kubelet.locks import held
 from tests.kubelet.short_paths import short_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

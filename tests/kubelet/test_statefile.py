@@ -1,17 +1,12 @@
 """What an agent leaves for the next one is believed if it was written to its end."""
 
-from __future__ import annotations
-
 import logging
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -1,17 +1,11 @@
 """A cluster in which pods come, are bound, change and go at random, and in which the API server is in trouble."""
 
-from __future__ import annotations
-
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from tests.builders import container, pod
+from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer, Garbage, Hang, Reset, Slow, Trouble
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tests.cluster_double.api_server import ApiServer
 
 NODE = "n"
 

@@ -1,14 +1,14 @@
 """An API server for every test, ours or a real one, and the quick timing that fits a loopback."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil
 import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -20,10 +20,6 @@ from tests.builders import pod
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.reviews import Account
 from tests.ports import free_ports
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-    from pathlib import Path
 
 QUICK = Timing(connect_s=20, request_s=20, watch_s=30, silence_s=30)
 

@@ -1,7 +1,5 @@
 """Which pod is the agent of a node, among pods that anybody may have labelled."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gpu_device_plugin.kubernetes.agent_reader import AgentPod, Agents, agents

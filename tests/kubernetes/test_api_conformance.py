@@ -1,12 +1,11 @@
 """Our API server answers as the real one does. Every test runs against both, where there is a real one (KUBE_BIN)."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import uuid
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,17 +31,12 @@ from gpu_device_plugin.kubernetes.writers.binder import Binder, BindError, PodRe
 from gpu_device_plugin.kubernetes.writers.events import EventSubject, EventWriter, about_node
 from gpu_device_plugin.kubernetes.writers.own_node import NodeMetadata, OwnNode
 from gpu_device_plugin.kubernetes.writers.pod_writer import PodWriter
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Pod
 from tests.builders import GPU_COUNT, GPU_MEM, container, node, pod
 from tests.cluster_double.owned import mirror
-from tests.kubernetes.conftest import beside
+from tests.kubernetes.conftest import Api, beside
 from tests.patience import patience
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Sequence
-
-    from gpu_device_plugin.model.nodes import NodeRecord
-    from tests.kubernetes.conftest import Api
 
 IN_DEFAULT = "/api/v1/namespaces/default/pods"
 MERGE = PatchType.MERGE.value

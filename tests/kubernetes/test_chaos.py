@@ -1,26 +1,21 @@
 """Whatever happens to the API server, the pods of a node end up as they are, in the right order."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import pytest
 
+from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.kubernetes.client.api_client import Client, Timing
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.node_pods import NodePods
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
 from gpu_device_plugin.kubernetes.reflector import ReflectorTiming
+from gpu_device_plugin.model.pods import Pod
 from tests.cluster_double.api_server import ApiServer
 from tests.kubernetes.busy_cluster import NODE, BusyCluster
 from tests.patience import stretched
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from gpu_device_plugin.aio.observable import Observable
-    from gpu_device_plugin.model.pods import Pod
 
 
 class CapacityCache(NodePods):

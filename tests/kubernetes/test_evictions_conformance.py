@@ -1,11 +1,9 @@
 """Our API server evicts pods and keeps conditions as the real one does, where there is a real one (KUBE_BIN)."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,9 +13,7 @@ from gpu_device_plugin.kubernetes.objects.decoding import NODES
 from gpu_device_plugin.kubernetes.writers.evictions import EvictionOutcome, evict
 from gpu_device_plugin.model.pods import Pod
 from tests.builders import node, pod
-
-if TYPE_CHECKING:
-    from tests.kubernetes.conftest import Api
+from tests.kubernetes.conftest import Api
 
 IN_DEFAULT = "/api/v1/namespaces/default/pods"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"

@@ -1,8 +1,7 @@
 """The faults of API servers that have hurt device plugins, by their number in the fault catalogue."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,13 +16,9 @@ from gpu_device_plugin.kubernetes.writers.own_node import OwnNode
 from gpu_device_plugin.kubernetes.writers.pod_writer import PodWriter
 from gpu_device_plugin.model.pods import Pod
 from tests.builders import node, pod
+from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer, Reset
 from tests.kubernetes.conftest import beside
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cluster_double.api_server import ApiServer
 
 # The API server is away, slow or broken: E1
 

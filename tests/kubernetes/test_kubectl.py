@@ -1,12 +1,10 @@
 """kubectl's proxy ends with us, whatever it is, and what keeps it from running is told."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +13,6 @@ from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, reachin
 from tests.patience import eventually
 from tests.programs.conftest import _servers_end  # noqa: F401 - a fixture
 from tests.programs.inspect.test_inspect_program import World
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def runs(pid: int) -> bool:

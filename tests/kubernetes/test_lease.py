@@ -1,12 +1,11 @@
 """One candidate leads at a time, whatever happens to the API server or to one of them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,13 +13,9 @@ from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.client.errors import ForbiddenError, UnavailableError
 from gpu_device_plugin.kubernetes.lease import Lease, LeaseTiming
+from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer, Garbage, Hang, Reset, Slow, Trouble
 from tests.patience import stretched
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.cluster_double.api_server import ApiServer
 
 PATIENT = LeaseTiming(lease_s=3600, renew_s=3000, retry_s=0.02, release_s=3000)
 """Nothing expires."""

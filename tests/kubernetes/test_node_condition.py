@@ -1,25 +1,20 @@
 """The condition on our node follows what is wanted; its transition is as old as its status."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.errors import ForbiddenError
 from gpu_device_plugin.kubernetes.writers.own_node import OwnNode
 from gpu_device_plugin.node.rules.gpu_health import NodeCondition
 from tests.builders import node
+from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer, Garbage
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from gpu_device_plugin.kubernetes.client.api_client import Client
-    from tests.cluster_double.api_server import ApiServer
 
 GOOD = NodeCondition("True", "GPUsHealthy", "2 of 2 GPUs are healthy")
 BAD = NodeCondition("False", "GPUUnhealthy", "GPU 0: XID 79")

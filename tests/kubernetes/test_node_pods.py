@@ -1,10 +1,11 @@
 """The pods of a node, in the order of their admission, whatever the API server does."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from gpu_device_plugin.kubernetes.client.api_client import Client, Timing
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
@@ -16,11 +17,6 @@ from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.store import Store
 from tests.cluster_double.troubles import Answer, Fault
 from tests.patience import stretched
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    import pytest
 
 QUICK = ReflectorTiming(first_retry_s=0.01, longest_retry_s=0.05, patience_s=0.05)
 OLD, YOUNG = "2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z"

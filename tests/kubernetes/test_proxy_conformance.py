@@ -1,13 +1,12 @@
 """Our API server forwards requests to pods as the real one does, where there is a real one (KUBE_BIN)."""
 
-from __future__ import annotations
-
 import os
 import socket
 import uuid
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -25,12 +24,8 @@ from gpu_device_plugin.kubernetes.objects.decoding import PODS
 from tests import patience
 from tests.builders import pod
 from tests.cluster_double.api_server import ApiServer
+from tests.kubernetes.conftest import RealServer
 from tests.ports import free_ports
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.kubernetes.conftest import RealServer
 
 PAGE = b"a 1\n" * 1000
 

@@ -1,14 +1,14 @@
 """A store holds all objects of a kind, whatever the API server does."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
 import math
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import msgspec
 import pytest
 
 from gpu_device_plugin.kubernetes.client.api_client import Client, Timing
@@ -24,12 +24,6 @@ from tests.cluster_double.store import Store
 from tests.cluster_double.troubles import Answer, Garbage, Hang, Reset, Slow, Trouble
 from tests.kubernetes.busy_cluster import BusyCluster
 from tests.patience import stretched
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-
-    import msgspec
-
 
 QUICK = ReflectorTiming(first_retry_s=0.01, longest_retry_s=0.05, patience_s=0.05)
 READER = PodReader([GPU_MEM], lambda key: key == "a")

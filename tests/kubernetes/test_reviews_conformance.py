@@ -1,16 +1,12 @@
 """Our API server reviews tokens and access as the real one does, where there is a real one (KUBE_BIN)."""
 
-from __future__ import annotations
-
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.cluster_double.reviews import ACCESS_REVIEWS, TOKEN_REVIEWS
-
-if TYPE_CHECKING:
-    from tests.kubernetes.conftest import Api
+from tests.kubernetes.conftest import Api
 
 GET_PODS = {"verb": "get", "resource": "pods", "namespace": "default"}
 

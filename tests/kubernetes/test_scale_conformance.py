@@ -1,17 +1,13 @@
 """Our API server scales workloads as the real one does, where there is a real one (KUBE_BIN)."""
 
-from __future__ import annotations
-
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from gpu_device_plugin.kubernetes.client.api_client import PatchType
 from tests.cluster_double.owned import workload
-
-if TYPE_CHECKING:
-    from tests.kubernetes.conftest import Api
+from tests.kubernetes.conftest import Api
 
 APPS = "/apis/apps/v1/namespaces/default"
 MERGE = PatchType.MERGE.value

@@ -1,13 +1,12 @@
 """Slices and claims in our API server are validated, dropped and applied as in the real one (KUBE_BIN)."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json
 import os
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import aiohttp
 import pytest
@@ -19,15 +18,10 @@ from gpu_device_plugin.kubernetes.client.api_client import Client, PatchType, Ti
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.client.errors import ConflictError, InvalidError
 from gpu_device_plugin.model.mig import MigMode
+from gpu_device_plugin.node.rules.node import Node
 from tests.claims import mig_node, node
 from tests.cluster_double.api_server import ApiServer
-from tests.kubernetes.conftest import Api, processes, programs
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from gpu_device_plugin.node.rules.node import Node
-    from tests.kubernetes.conftest import RealServer
+from tests.kubernetes.conftest import Api, RealServer, processes, programs
 
 Json = dict[str, Any]
 PATH = "/apis/resource.k8s.io/v1/resourceslices"

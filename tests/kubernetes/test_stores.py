@@ -1,9 +1,8 @@
 """No store of the cluster changes while objects are read: a list that fails halfway leaves it as it was."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -18,16 +17,12 @@ from gpu_device_plugin.report.followed_cluster import FollowedCluster
 from gpu_device_plugin.scheduler.extender import Extender
 from gpu_device_plugin.settings.sources import Sources
 from tests.builders import container, pod
+from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer
 from tests.patience import eventually
 from tests.resources import RESOURCES
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cluster_double.api_server import ApiServer
-
-    Followed = tuple[Callable[[Any], Any], Any, Callable[[], object]]
+Followed = tuple[Callable[[Any], Any], Any, Callable[[], object]]
 
 PAGE = 500
 """Objects of a page."""

@@ -1,7 +1,5 @@
 """The order of the means of limiting memory."""
 
-from __future__ import annotations
-
 import itertools
 
 from gpu_device_plugin.model.limits import CHOOSABLE, Enforcement

@@ -1,7 +1,5 @@
 """Amounts of memory in MiB, and the number and size of shares."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """MIG: the names of profiles and of their resources."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu_device_plugin.model.mig import (

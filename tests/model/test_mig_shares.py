@@ -1,7 +1,5 @@
 """MIG instances cut into device IDs, by the way in which a node gives them to pods."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A node as the API tells it: whether it shares GPUs, and whether pods may come to it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """GPUs for a demand, or the reasons why not."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest

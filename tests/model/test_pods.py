@@ -1,7 +1,5 @@
 """What of a pod is too much to be kept of each of thousands."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod

@@ -1,7 +1,5 @@
 """Amounts of CPU and memory."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu_device_plugin.model.resources import Amounts

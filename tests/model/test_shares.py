@@ -1,7 +1,5 @@
 """GPUs cut into device IDs."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

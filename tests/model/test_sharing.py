@@ -1,7 +1,5 @@
 """Equal values are one object, and what is remembered of them has an end."""
 
-from __future__ import annotations
-
 from gpu_device_plugin.model.sharing import Shared
 
 

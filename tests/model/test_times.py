@@ -1,7 +1,5 @@
 """Times are written as Kubernetes writes them and read with any zone; durations are read with a unit."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest

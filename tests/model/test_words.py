@@ -1,7 +1,5 @@
 """The small values that the rest of the story is told with."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

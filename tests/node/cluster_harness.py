@@ -1,24 +1,19 @@
 """A node with an API server: pods are bound there by a scheduler, and admitted by the kubelet when the test says so."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.model.pods import ContainerKind
+from gpu_device_plugin.node.node_cluster import NodeCluster
+from gpu_device_plugin.testing.pod_specs import ContainerSpec, Pod, PodSpec
 from tests import builders
 from tests.cluster_double.api_server import ApiServer
 from tests.names import MEM
 from tests.node.harness import NodeWorld, world
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.node.node_cluster import NodeCluster
-    from gpu_device_plugin.testing.pod_specs import ContainerSpec, Pod, PodSpec
 
 NODE = "node"
 

@@ -1,9 +1,9 @@
 """What a feature knows of a node, as far as a test needs it."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.mps.node import Mps
@@ -12,17 +12,12 @@ from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.node.extension import Features
+from gpu_device_plugin.node.feature_context import NodeContext
 from gpu_device_plugin.node.node_api import NodeApi
 from gpu_device_plugin.node.node_state import NodeState
+from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.nodes import node
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from gpu_device_plugin.node.feature_context import NodeContext
-    from gpu_device_plugin.settings.node import NodeSettings
 
 
 def settings(**given: str) -> NodeSettings:

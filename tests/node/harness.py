@@ -1,16 +1,15 @@
 """A node in a folder: a kubelet double, fake GPUs, and the agent between them, all in one event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tempfile
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpu_device_plugin.feature_list import settings_of
+from gpu_device_plugin.feature_list import FeatureSpec, settings_of
 from gpu_device_plugin.features.node_features import NODE_FEATURES
 from gpu_device_plugin.kubelet.rounds import RoundTimings
 from gpu_device_plugin.model.pods import ContainerKind
@@ -22,12 +21,6 @@ from gpu_device_plugin.testing.pod_specs import ContainerSpec, Pod, PodSpec
 from tests.kubelet.gated_kubelet import Kubelet
 from tests.names import COUNT, MEM
 from tests.patience import eventually, patience, stretched
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-
-    from gpu_device_plugin.feature_list import FeatureSpec
-
 
 QUICK = {"probe_interval": "50ms", "reconcile_interval": "100ms"}
 """Settings under which nothing that a test waits for takes long."""

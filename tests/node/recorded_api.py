@@ -1,16 +1,9 @@
 """The Kubernetes API of an agent's node, which knows some pods and remembers what it is told."""
 
-from __future__ import annotations
+from collections.abc import Mapping
 
-from typing import TYPE_CHECKING
-
-from gpu_device_plugin.node.node_api import NodeApi
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.model.pods import Pod
-    from gpu_device_plugin.node.node_api import Happening
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.node.node_api import Happening, NodeApi
 
 
 class RecordedApi(NodeApi):

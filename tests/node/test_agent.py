@@ -1,7 +1,5 @@
 """The agent between a kubelet and GPUs: what pods get, and what they are told."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.names import COUNT, MEM

@@ -1,9 +1,8 @@
 """What the kubelet is answered: for whom a call is, and what the container gets."""
 
-from __future__ import annotations
-
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
@@ -13,7 +12,8 @@ from gpu_device_plugin.kubelet.servicer import RefusalError
 from gpu_device_plugin.model.contract.promises import Promise
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.allocation_handler import AllocationHandler
-from gpu_device_plugin.node.extension import Features, GrantRequest, NodeFeature
+from gpu_device_plugin.node.extension import Features, GrantRequest, NodeFeature, StartRequest
+from gpu_device_plugin.node.feature_context import NodeContext
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 from gpu_device_plugin.node.rules.matching import Call, ContainerRequest, Match, Matched, WaitingPod
@@ -24,12 +24,6 @@ from tests.node.contexts import mps
 from tests.node.harness import T4, gpus_of, pod, world
 from tests.nodes import ids, node
 from tests.resources import MEM
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gpu_device_plugin.node.extension import StartRequest
-    from gpu_device_plugin.node.feature_context import NodeContext
 
 FREE = (*ids(0, range(8)), *ids(1, range(8)))
 """Of two GPUs of 8 shares."""

@@ -3,12 +3,10 @@
 The whole agent against the kubelet double; what concerns one part alone is tested there, under the same number.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
@@ -20,11 +18,8 @@ from gpu_device_plugin.model.pods import ContainerKind
 from tests.kubelet import kubelet_versions as versions
 from tests.kubelet.scripted_plugin import ScriptedPlugin
 from tests.names import COUNT, MEM
-from tests.node.harness import T4, container, envs_of, gpus_of, pod, world
+from tests.node.harness import T4, NodeWorld, container, envs_of, gpus_of, pod, world
 from tests.patience import stretched
-
-if TYPE_CHECKING:
-    from tests.node.harness import NodeWorld
 
 
 def offered(node: NodeWorld, resource: str) -> set[str]:

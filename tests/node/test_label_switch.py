@@ -1,10 +1,10 @@
 """The label is the switch: an agent that ends because it is gone takes what it wrote on the node with it."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+
+import pytest
 
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.settings.sources import Sources
@@ -13,11 +13,6 @@ from tests.names import MEM
 from tests.node.cluster_harness import NODE, Cluster, cluster, promise
 from tests.node.harness import T4, pod
 from tests.patience import patience
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    import pytest
 
 SWITCHED_ON = {"gpushare": "true"}
 

@@ -1,7 +1,5 @@
 """The agent's life: whatever ends, restarts or goes away, in whatever order, it serves again and forgets nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -9,10 +7,11 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import grpc
@@ -38,14 +37,9 @@ from tests.features.mps.mps_supervisor import Supervisor
 from tests.kubelet.locks import held
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE, cluster
-from tests.node.harness import T4, container, gpus_of, pod, world
+from tests.node.harness import T4, NodeWorld, container, gpus_of, pod, world
 from tests.patience import patience, until
 from tests.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.node.harness import NodeWorld
 
 RUN = (sys.executable, "-m", "gpu_device_plugin", "node")
 

@@ -1,10 +1,8 @@
 """A node with GPUs in MIG mode: what its kubelet is shown, what pods get, and what becomes of them when it changes."""
 
-from __future__ import annotations
-
 import json
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,13 +13,10 @@ from gpu_device_plugin.hardware.monitor import MonitorTimings
 from gpu_device_plugin.model.shares import parse_id
 from gpu_device_plugin.node.configuration import ListFullError
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing.pod_specs import ContainerSpec, PodSpec
+from gpu_device_plugin.testing.pod_specs import ContainerSpec, Pod, PodSpec
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE, cluster
 from tests.node.harness import NodeWorld, envs_of, gpus_of, pod, world
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.testing.pod_specs import Pod
 
 ONE_G, TWO_G, THREE_G = (f"aliyun.com/mig-{profile}" for profile in ("1g.10gb", "2g.20gb", "3g.40gb"))
 T4 = {"model": "T4"}

@@ -1,8 +1,6 @@
 """The agent and the Kubernetes API: what it says there, and what it does while there is none."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
@@ -12,13 +10,8 @@ from gpu_device_plugin.settings.sources import Sources
 from tests import builders
 from tests.cluster_double.troubles import Answer, Garbage, Hang, Reset, Trouble
 from tests.names import MEM
-from tests.node.cluster_harness import NODE, RIGHTS, cluster, promise
+from tests.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
 from tests.node.harness import pod
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from tests.node.cluster_harness import Cluster
 
 T4 = {"model": "T4"}
 A10 = {"model": "A10"}

@@ -1,7 +1,5 @@
 """What happens on a node is in the log, in the metrics and in an Event, with the GPU's position where it has one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import pytest

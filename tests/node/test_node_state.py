@@ -1,22 +1,15 @@
 """The state of a node, with one writer and many readers."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 
 from gpu_device_plugin.model.gpus import NO_LINKS, Closeness, Links
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.ledger import IdState, Ledger, ReleaseEvidence
-from gpu_device_plugin.node.rules.node import Block
+from gpu_device_plugin.node.rules.node import Block, Node
 from tests.nodes import ids, node
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from gpu_device_plugin.node.rules.node import Node
 
 A0, A1 = ids(0, [0, 1])
 NOTHING = ReleaseEvidence(frozenset(), 1000.0, frozenset())

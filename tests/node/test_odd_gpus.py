@@ -1,19 +1,15 @@
 """GPUs of which the driver does not tell everything are given all the same, or named as what is wrong with the node."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import pytest
 
 from gpu_device_plugin.model.contract.nodegpus import read_node_gpus
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import cluster, promise
 from tests.node.harness import T4, pod, world
-
-if TYPE_CHECKING:
-    import pytest
 
 
 async def test_a_gpu_with_the_memory_of_the_machine_is_given_whole(caplog: pytest.LogCaptureFixture) -> None:

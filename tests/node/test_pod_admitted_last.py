@@ -3,25 +3,18 @@
 What they have dropped is told from what they do not know yet, or do not list: nothing is freed that may be in use.
 """
 
-from __future__ import annotations
-
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.model.pods import ContainerKind
+from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
+from tests.kubelet.gated_kubelet import Kubelet
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import Cluster, cluster
-from tests.node.harness import container, pod
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
-    from tests.kubelet.gated_kubelet import Kubelet
-    from tests.node.harness import NodeWorld
+from tests.node.harness import NodeWorld, container, pod
 
 
 @dataclass

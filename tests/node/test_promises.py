@@ -1,16 +1,14 @@
 """What a scheduler promises, pods get. A T4 has 14 shares of 1 GiB; without a promise, binpack takes GPU 0 first."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.model.pods import ContainerKind
+from gpu_device_plugin.testing.pod_specs import Pod
 from tests import builders
 from tests.cluster_double.owned import mirror
 from tests.cluster_double.troubles import Answer
@@ -18,9 +16,6 @@ from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE, allocation, cluster, promise
 from tests.node.harness import T4, container, envs_of, pod
 from tests.patience import stretched
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.testing.pod_specs import Pod
 
 IDX, ASSIGNED = "ALIYUN_COM_GPU_MEM_IDX", "ALIYUN_COM_GPU_MEM_ASSIGNED"
 ALLOCATION = "scheduler.framework.gpushare.allocation"

@@ -1,24 +1,18 @@
 """Whatever happens on a node, in whatever order, nothing is given twice: the whole agent, a kubelet, and chance."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.model.pods import ContainerKind
-from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
+from gpu_device_plugin.testing.pod_specs import ContainerSpec, Pod, PodSpec
 from tests.happenings import CHANCE, Happenings, Life, live, lives
 from tests.kubelet import kubelet_versions as versions
 from tests.names import COUNT, MEM
-from tests.node.harness import container, world
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.testing.pod_specs import ContainerSpec
-    from tests.node.harness import NodeWorld
+from tests.node.harness import NodeWorld, container, world
 
 GPUS = [{"uuid": f"GPU-{n}", "memory": f"{size}GiB"} for n, size in enumerate((4, 3))]
 """4 and 3 shares: so little that everybody gets in everybody's way."""

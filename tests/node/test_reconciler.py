@@ -1,17 +1,18 @@
 """Our ledger and the kubelet's records: what is taken over when, and what happens when they cannot be read."""
 
-from __future__ import annotations
-
 import asyncio
 import time
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import pytest
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError
+from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, Stamp
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.resources import Kind
@@ -23,13 +24,6 @@ from gpu_device_plugin.settings.node import NodeSettings
 from tests.names import MEM, OURS
 from tests.nodes import ids, node, uuid
 from tests.patience import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection
-
-    import pytest
-
-    from gpu_device_plugin.kubelet.checkpoint import Stamp
 
 DAMAGED = CheckpointUnreadableError("it is damaged")
 

@@ -1,16 +1,9 @@
 """A share is the same amount of memory for as long as a container holds one, whatever the settings say meanwhile."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.names import MEM
-from tests.node.harness import pod, world
-
-if TYPE_CHECKING:
-    from tests.node.harness import NodeWorld
+from tests.node.harness import NodeWorld, pod, world
 
 ONE_T4 = "fake:1xT4"
 """14 shares of 1 GiB, or 7 of 2 GiB."""

@@ -1,25 +1,21 @@
 """Whose devices a container is about to start with, while the kubelet's records change."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.allocation_handler import Starts
+from gpu_device_plugin.node.feature_context import NodeContext
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.admission import DELETING
 from gpu_device_plugin.node.rules.ledger import Ledger
 from tests.nodes import ids, node
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.node.feature_context import NodeContext
 
 IDS = ids(0, range(3))
 FORMER, NEW = Pod("former", "default", "former", deleting=True), Pod("new", "default", "new")

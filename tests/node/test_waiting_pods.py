@@ -1,11 +1,9 @@
 """Who waits, and who was served: guessed first, and corrected by the kubelet's checkpoint."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,9 +26,6 @@ from tests.names import MEM
 from tests.node.cluster_harness import promise
 from tests.nodes import node as gpus
 from tests.patience import eventually, patience
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 @dataclass

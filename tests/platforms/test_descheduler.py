@@ -1,12 +1,10 @@
 """The real descheduler evicts GPU pods by sums, for nothing; under the policy of the page it leaves them alone."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import time
+from collections.abc import Iterator
 from copy import deepcopy
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -16,9 +14,6 @@ from tests import builders
 from tests.deploy.manifests import Json, documents
 from tests.patience import stretched
 from tests.platforms.world import PLATFORMS, Platform, needed, platform
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 POLICY = documents(PLATFORMS / "descheduler.yaml")[0]
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"

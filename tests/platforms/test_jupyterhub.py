@@ -1,23 +1,17 @@
 """JupyterHub's kubespawner makes notebooks by the profiles of the example, and its culler ends those not in use."""
 
-from __future__ import annotations
-
 import json
 import threading
 import urllib.request
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT
+from tests.deploy.manifests import Json
 from tests.platforms.world import PLATFORMS, Platform, needed, platform
 from tests.ports import free_ports
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.deploy.manifests import Json
 
 TOKEN = "of-this-very-test"  # noqa: S105
 CONFIG = """

@@ -1,13 +1,11 @@
 """Kueue's own manager gives Jobs quota in our resources, lends it, and takes it back; our extender places the pods."""
 
-from __future__ import annotations
-
 import base64
 import socket
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -16,9 +14,6 @@ from tests.deploy.manifests import Json, documents, parsed
 from tests.names import COUNT, MEM
 from tests.platforms.world import PLATFORMS, SHARES, Platform, needed, platform
 from tests.ports import free_ports
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 JOB = documents(PLATFORMS / "kueue-job.yaml")[0]
 JOBS = "/apis/batch/v1/namespaces/{}/jobs"

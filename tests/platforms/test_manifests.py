@@ -1,22 +1,18 @@
 """The other manifests of the page are what their platforms' kinds allow, and our extender places the pods in them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.deploy.manifests import Json, documents, parsed
 from tests.patience import stretched
 from tests.platforms.world import PLATFORMS, Platform, needed, platform
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 WITH_KINDS = ("cluster-api", "karpenter", "kserve", "ray", "volcano")
 """Manifests whose kinds a platform defines, in a file of its release."""

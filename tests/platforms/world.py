@@ -3,8 +3,6 @@
 Other platforms' controllers join it: a test runs them as programs of their own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import ssl
@@ -13,10 +11,12 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -28,10 +28,6 @@ from tests.deploy.test_apply import Kubectl, api_server
 from tests.deploy.test_scheduler_manifest import configuration
 from tests.docs.pages import DOCS
 from tests.ports import free_ports
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
 
 PLATFORMS = DOCS / "platforms"
 SHARES = 8

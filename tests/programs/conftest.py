@@ -1,20 +1,13 @@
 """A real API server and a real kubectl, for the programs that read clusters through them (KUBE_BIN)."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
-from tests.kubernetes.conftest import processes, programs
+from tests.kubernetes.conftest import RealServer, processes, programs
 from tests.programs.inspect.proxied import close_all
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.kubernetes.conftest import RealServer
 
 
 @pytest.fixture(scope="module")

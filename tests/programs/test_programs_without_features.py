@@ -1,18 +1,19 @@
 """Each feature can be taken from what people read: of the commands, the doctor and the page only its own is missing."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
-from gpu_device_plugin.features.report_features import REPORT, REPORT_FEATURES, together
+from gpu_device_plugin.features.report_features import REPORT, REPORT_FEATURES, ReportParts, together
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, OVER_USE
 from gpu_device_plugin.model.contract.nodegpus import write_node_gpus
 from gpu_device_plugin.programs.doctor.rules import node_checks
@@ -25,13 +26,6 @@ from tests.programs.inspect.test_why_slow import Agent, AgentWorld, fresh
 from tests.programs.web.harness import served
 from tests.reports import SINCE, part, written
 from tests.slow_pods import CAUSES, on
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from collections.abc import Set as AbstractSet
-    from pathlib import Path
-
-    from gpu_device_plugin.features.report_features import ReportParts
 
 PODS = ("waits", "train", "over", "grown", "claims", "mig", "other")
 HOSTS = ("overview", "top", "why", "web", "doctor", "uninstall")

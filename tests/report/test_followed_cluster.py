@@ -1,15 +1,16 @@
 """The cluster for display, change by change, and read once."""
 
-from __future__ import annotations
-
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any
 
 import msgspec
 import pytest
 
 from gpu_device_plugin.features.claims.claim_objects import read_claim
+from gpu_device_plugin.features.claims.contract import Claim
 from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
 from gpu_device_plugin.model.contract.keys import ALLOCATION, INSTANCES, NODE_GPUS, NODE_USE
@@ -23,12 +24,6 @@ from tests.builders import container, node, pod
 from tests.claim_values import claim_json, part_json, serving, whole_json
 from tests.reports import part, written
 from tests.views import WHOLE, listed_instance
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from types import FrameType
-
-    from gpu_device_plugin.features.claims.contract import Claim
 
 RESOURCES = ResourceSettings().offered
 NOW_S = 1_800_000_000.0

@@ -1,8 +1,6 @@
 """Nodes and demands with few words, for what judges thousands of them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
 from gpu_device_plugin.model.gpus import NO_LINKS, Links
@@ -12,9 +10,6 @@ from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate
 from gpu_device_plugin.scheduler.rules.changes import View
 from gpu_device_plugin.scheduler.rules.pod_demand import Part
 from gpu_device_plugin.scheduler.rules.usage import Usage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 ROOM = Amounts(32_000, 131_072)
 

@@ -1,23 +1,18 @@
 """What a part of an extender knows, as far as a test needs it."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
 from gpu_device_plugin.metrics import Metrics
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.scheduler.binding import Binding
 from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.scheduler.controller_context import ControllerContext, ExtenderTimings
 from gpu_device_plugin.settings.sources import Sources
 from tests.resources import RESOURCES
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from gpu_device_plugin.model.resources import Resource
 
 BINPACK: Any = Sources(
     EXTENDER_SETTINGS, {"gpu_policy": "binpack", "node_policy": "binpack", "grow": "auto", "bind_timeout": "60s"}, {}

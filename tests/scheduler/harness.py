@@ -1,19 +1,18 @@
 """A cluster with an extender and its scheduler: nodes and pods in an API server, and every call over real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
 import math
 from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 
-from gpu_device_plugin.feature_list import settings_of
+from gpu_device_plugin.feature_list import FeatureSpec, settings_of
 from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES
 from gpu_device_plugin.kubernetes.client.api_client import Timing
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
@@ -27,15 +26,9 @@ from gpu_device_plugin.settings.sources import Sources
 from tests import builders
 from tests.builders import GPU_COUNT, GPU_MEM
 from tests.cluster_double.api_server import ApiServer
+from tests.cluster_double.troubles import Trouble
 from tests.patience import eventually, stretched
-from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.feature_list import FeatureSpec
-    from tests.cluster_double.troubles import Trouble
-    from tests.scheduler_double.scheduler import Outcome
+from tests.scheduler_double.scheduler import ExtenderConfig, Outcome, Scheduler
 
 Json = dict[str, Any]
 

@@ -1,12 +1,12 @@
 """Bind: the choice, the claim, the call, and what becomes of the claim when the call goes wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import json
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+
+import pytest
 
 from gpu_device_plugin.kubernetes.client.errors import Call, NotFoundError, UnavailableError
 from gpu_device_plugin.kubernetes.writers.binder import BindError, InDoubtError, PodRef
@@ -19,11 +19,6 @@ from tests.names import COUNT, MEM
 from tests.patience import eventually
 from tests.resources import RESOURCES
 from tests.scheduler.contexts import BINPACK, binding_in, context
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-
-    import pytest
 
 
 def wanting(name: str, mem: int = 0, count: int = 0, uid: str = "", node: str = "") -> Pod:

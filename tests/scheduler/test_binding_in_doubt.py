@@ -7,13 +7,14 @@ import json
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from gpu_device_plugin.kubernetes.client.answers import ApiAnswer
+from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.errors import Call, UnavailableError, error_from
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
 from gpu_device_plugin.kubernetes.writers.binder import Binder, BinderTiming, PodRef
@@ -22,18 +23,14 @@ from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S
 from gpu_device_plugin.testing.cluster.cluster_kinds import PODS, StatusError
+from gpu_device_plugin.testing.cluster.cluster_store import Change
 from tests import builders
-from tests.builders import GPU_COUNT, GPU_MEM, container
+from tests.builders import GPU_COUNT, GPU_MEM, Json, container
 from tests.cluster_double.store import Store
 from tests.cluster_double.troubles import Answer, Late
 from tests.resources import RESOURCES
 from tests.scheduler.contexts import binding_in, context
 from tests.scheduler.harness import HASTY, held, world
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.kubernetes.client.api_client import Client
-    from gpu_device_plugin.testing.cluster.cluster_store import Change
-    from tests.builders import Json
 
 OFTEN = 1000
 

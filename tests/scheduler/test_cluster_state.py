@@ -1,10 +1,9 @@
 """Who takes what of the GPUs of every node."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,9 +16,6 @@ from gpu_device_plugin.scheduler.rules.candidate import candidate
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 from gpu_device_plugin.scheduler.rules.usage import Usage
 from tests.resources import COUNT, MEM
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 VANISHED_GRACE_S = 30.0
 

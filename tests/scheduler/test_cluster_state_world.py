@@ -1,11 +1,9 @@
 """A cluster in which anything happens in any order, and the fleet that follows it."""
 
-from __future__ import annotations
-
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -15,6 +13,7 @@ from gpu_device_plugin.model.contract.keys import IDX
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.placing import POLICIES
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.scheduler.node_evaluator import UNKNOWN, NodeEvaluator
 from gpu_device_plugin.scheduler.rules.candidate import candidate
@@ -23,11 +22,6 @@ from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.scheduler.rules.usage import NOTHING, Usage, promise, usage_of
 from tests.resources import COUNT, MEM, RESOURCES
 from tests.scores import score
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gpu_device_plugin.model.resources import Resource
 
 VANISHED_GRACE_S = 30.0
 NODES = {

@@ -3,13 +3,12 @@
 E1 to E20 are what goes wrong in gpushare's extender; each has a test that its behaviour would fail.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,9 +18,6 @@ from tests.builders import container
 from tests.cluster_double.troubles import Answer, Slow
 from tests.patience import eventually
 from tests.scheduler.harness import NODE_GPUS, PREFIX, QUICK, world
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 IDX, MEM, DEV = (f"ALIYUN_COM_GPU_MEM_{each}" for each in ("IDX", "POD", "DEV"))
 ALLOCATION = "scheduler.framework.gpushare.allocation"

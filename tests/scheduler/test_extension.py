@@ -1,7 +1,5 @@
 """Each feature of the extender can be left out: pods get their GPUs, and what is its own is not there."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,11 +1,9 @@
 """Whatever becomes of the API server, of a binding or of the extender itself: no GPU is given twice, none is lost."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -14,15 +12,9 @@ import pytest
 from gpu_device_plugin.kubernetes.client.api_client import Timing
 from gpu_device_plugin.kubernetes.lease import LeaseTiming
 from tests import builders
-from tests.cluster_double.troubles import Answer, Garbage, Hang, Reset, Slow
+from tests.cluster_double.troubles import Answer, Garbage, Hang, Reset, Slow, Trouble
 from tests.patience import patience, stretched
-from tests.scheduler.harness import HASTY, LEASE_RIGHTS, PREFIX, QUICK, RIGHTS, world
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.cluster_double.troubles import Trouble
-    from tests.scheduler.harness import ExtenderWorld, Running
+from tests.scheduler.harness import HASTY, LEASE_RIGHTS, PREFIX, QUICK, RIGHTS, ExtenderWorld, Running, world
 
 LOST_SOON = LeaseTiming(lease_s=2, renew_s=1.6, retry_s=0.1)
 """A lead that a leader in trouble loses while a test waits, and one on a busy machine does not."""

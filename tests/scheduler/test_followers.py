@@ -1,10 +1,8 @@
 """What the API server tells of pods and nodes, as the fleet gets it."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,6 +10,7 @@ from gpu_device_plugin.features.elastic.room_to_borrow import RoomToBorrow
 from gpu_device_plugin.features.idle.scheduler import IdleActions
 from gpu_device_plugin.kubernetes.objects.decoding import NodeReader
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_USE, PLACEMENT_LABEL
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.model.times import epoch_s
@@ -23,11 +22,6 @@ from tests import builders
 from tests.names import COUNT, MEM
 from tests.resources import RESOURCES
 from tests.scheduler.contexts import context
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from gpu_device_plugin.model.nodes import NodeRecord
 
 
 def fleet() -> Fleet:

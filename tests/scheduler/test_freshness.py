@@ -1,7 +1,5 @@
 """Who acts after a pause catches up first, once for all that wait."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field
 

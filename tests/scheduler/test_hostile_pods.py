@@ -3,12 +3,11 @@
 Work is counted, not timed. `make bench` says how long the worst of these takes with 5,000 nodes.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
+from collections.abc import Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from bench.hostile import CLEARLY_REFUSED, PODS, pod
 from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES
+from gpu_device_plugin.kubernetes.node_pods import NodePods
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
 from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.model.contract.keys import (
@@ -28,7 +28,7 @@ from gpu_device_plugin.model.contract.keys import (
     WISHES,
 )
 from gpu_device_plugin.model.contract.promises import assignment
-from gpu_device_plugin.model.pods import ContainerKind
+from gpu_device_plugin.model.pods import ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.matching import Call
@@ -45,12 +45,6 @@ from tests.resources import RESOURCES
 from tests.scheduler.contexts import context
 from tests.scheduler.test_verbs import node_gpus
 from tests.work import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.kubernetes.node_pods import NodePods
-    from gpu_device_plugin.model.pods import Pod
 
 Json = dict[str, Any]
 

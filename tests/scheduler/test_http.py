@@ -1,7 +1,5 @@
 """The extender as others meet it: its addresses, its certificates, bad requests, signals."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json
@@ -14,7 +12,7 @@ import ssl
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import pytest
@@ -30,10 +28,7 @@ from tests.builders import GPU_MEM, container
 from tests.cluster_double.api_server import ApiServer
 from tests.patience import eventually, patience
 from tests.ports import free_port
-from tests.scheduler.harness import PREFIX, SECRET, world
-
-if TYPE_CHECKING:
-    from tests.scheduler.harness import ExtenderWorld
+from tests.scheduler.harness import PREFIX, SECRET, ExtenderWorld, world
 
 
 async def get(w: ExtenderWorld, url: str) -> tuple[int, str]:

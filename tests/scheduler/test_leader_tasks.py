@@ -1,19 +1,15 @@
 """What only the active extender does: after it knows what others have done, and whatever a single step meets."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from gpu_device_plugin.kubernetes.client.errors import Call, ForbiddenError, UnavailableError
 from gpu_device_plugin.scheduler.leader_tasks import LeaderStep, LeaderTasks
 from tests.patience import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    import pytest
 
 
 class Terms:

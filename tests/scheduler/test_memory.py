@@ -1,12 +1,11 @@
 """However much their owners write on pods, thousands of them take little of the memory of extender and page."""
 
-from __future__ import annotations
-
 import gc
 import json
 import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -39,10 +38,7 @@ from tests.resources import RESOURCES
 from tests.scheduler.contexts import BINPACK, context
 from tests.scheduler.harness import world
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    Json = dict[str, Any]
+Json = dict[str, Any]
 
 KIB = 1 << 10
 MOST_KIB: Mapping[Callable[[int, str | None], Json], float] = {

@@ -1,9 +1,7 @@
 """What the rules say of one node is cached for thousands, until a node changes."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,16 +10,12 @@ from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.gpus import Closeness, Links
 from gpu_device_plugin.model.placing import POLICIES
 from gpu_device_plugin.scheduler.node_evaluator import UNKNOWN, UNTRIED, NodeEvaluator
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
+from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
 from gpu_device_plugin.scheduler.rules.fitting import unfit
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 from tests.scheduler.candidates import memory, node, view, whole
 from tests.scores import score
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
 
 
 def verdicts(evaluator: NodeEvaluator, ask: GpuRequest, nodes: Iterable[Candidate]) -> list[FilterFailure | None]:

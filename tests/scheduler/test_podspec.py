@@ -1,7 +1,5 @@
 """Which pods are kept off a node by nothing but what other pods request."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,31 +1,24 @@
 """Whatever happens in a cluster, in whatever order, no GPU is promised twice: the whole extender, and chance."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_device_plugin.model.contract.nodegpus import NodeGpus
+from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError
 from tests import builders
 from tests.builders import GPU_COUNT, GPU_MEM, container
-from tests.cluster_double.troubles import Answer, Hang, Reset, Slow
+from tests.cluster_double.troubles import Answer, Hang, Reset, Slow, Trouble
 from tests.happenings import CHANCE, Happenings, Life, live, lives
-from tests.scheduler.harness import ALLOCATION, HASTY, held, world
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.scheduler.cluster_state import Fleet
-    from tests.cluster_double.troubles import Trouble
-    from tests.scheduler.harness import ExtenderWorld, Running
+from tests.scheduler.harness import ALLOCATION, HASTY, ExtenderWorld, Running, held, world
 
 Json = dict[str, Any]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
@@ -15,17 +16,13 @@ from gpu_device_plugin.features.sample_misses.scheduler import Nominator, Sample
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
 from gpu_device_plugin.metrics import VERDICTS, Count, Metrics
 from gpu_device_plugin.model.contract.keys import ALLOCATION, IDX, NODE_GPUS, POD
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 from gpu_device_plugin.scheduler.verbs import Verbs
 from tests.builders import GPU_COUNT, GPU_MEM, Json, container, pod
 from tests.resources import RESOURCES
 from tests.scheduler.contexts import BINPACK, context
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from gpu_device_plugin.model.pods import Pod
 
 READER = PodReader([GPU_MEM, GPU_COUNT], lambda _key: True, sums=True)
 SECRET = "hunter2-in-an-environment-variable"  # noqa: S105 - what must never be seen again

@@ -1,10 +1,7 @@
 """The extender's page of metrics says how many pods wait for what, since when, and how full each node is."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,10 +11,7 @@ from gpu_device_plugin.scheduler.rules.scheduler_gauges import WaitingReason
 from gpu_device_plugin.scheduler.verbs import WaitingObserved
 from tests.promtool import complaints, needs_promtool
 from tests.resources import RESOURCES
-from tests.scheduler.harness import world
-
-if TYPE_CHECKING:
-    from tests.scheduler.harness import ExtenderWorld
+from tests.scheduler.harness import ExtenderWorld, world
 
 LONG_AGO = "2026-01-01T00:00:00Z"
 MANY = 100_000

@@ -1,7 +1,5 @@
 """Requests as kube-scheduler writes them, and answers as Go would write them: byte for byte."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -7,16 +7,12 @@ policy.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from decimal import ROUND_CEILING, Decimal
-from typing import TYPE_CHECKING
 
+from tests.builders import Json
+from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.kinds import valid_quantity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tests.builders import Json
-    from tests.cluster_double.api_server import ApiServer
 
 _MIB = 1 << 20
 _DRIVER = "gpu-device-plugin"

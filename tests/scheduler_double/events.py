@@ -1,18 +1,13 @@
 """Which writes make kube-scheduler try a pod again that fitted nowhere (eventhandlers.go and backend/queue of 1.36)."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.testing.cluster.cluster_kinds import NODES, PODS
+from gpu_device_plugin.testing.cluster.cluster_store import Change
+from tests.builders import Json
 from tests.scheduler_double.nodes import AFFINITY, CORDON, EXTENDER, FIT, counts_on_a_node
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from gpu_device_plugin.testing.cluster.cluster_store import Change
-    from tests.builders import Json
 
 _PARTS: Mapping[str, Callable[[Json], Any]] = MappingProxyType(
     {

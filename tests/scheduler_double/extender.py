@@ -1,26 +1,19 @@
 """An extender as kube-scheduler meets it: what it is sent, and what its answers are taken for (extender.go of 1.36)."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
+import ssl
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 
 import aiohttp
 
-from tests.builders import GPU_COUNT, GPU_MEM
-from tests.scheduler_double.nodes import Status, containers
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Mapping, Sequence
-    from types import TracebackType
-
-    from tests.builders import Json
-    from tests.scheduler_double.nodes import Node
+from tests.builders import GPU_COUNT, GPU_MEM, Json
+from tests.scheduler_double.nodes import Node, Status, containers
 
 _SCORE_SCALE = 10
 """An extender's scores end at 10, the scheduler's own at 100."""

@@ -3,18 +3,12 @@
 Of a node it looks at no more than its extended resources, its cordon and its labels.
 """
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.kubernetes.objects.quantity import whole_quantity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from tests.builders import Json
+from tests.builders import Json
 
 EXTENDER, FIT, AFFINITY, CORDON = "extender", "NodeResourcesFit", "NodeAffinity", "NodeUnschedulable"
 """The plugins that refuse."""

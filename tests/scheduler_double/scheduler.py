@@ -6,17 +6,19 @@ scores of its own. Where the real one draws lots, this one takes the first by na
 without the delay of a watch.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn, Self
+from types import TracebackType
+from typing import NoReturn, Self
 
 from bench.policies import nodes_to_find
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.testing.cluster.cluster_kinds import NODES, PODS, StatusError
+from tests.builders import Json
+from tests.cluster_double.api_server import ApiServer
 from tests.scheduler_double.events import may_help
 from tests.scheduler_double.extender import NO_VICTIM, Extender, ExtenderConfig, ExtenderError, Filtered
 from tests.scheduler_double.nodes import (
@@ -32,13 +34,6 @@ from tests.scheduler_double.nodes import (
     started,
     unfit,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from types import TracebackType
-
-    from tests.builders import Json
-    from tests.cluster_double.api_server import ApiServer
 
 __all__ = ["ExtenderConfig", "Outcome", "Scheduler"]
 

@@ -1,10 +1,8 @@
 """Settings of the extender: what is its own, and what it shares with the node agent."""
 
-from __future__ import annotations
-
 import socket
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +12,6 @@ from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import Reload, SettingsError, knobs_of, reload
 from gpu_device_plugin.settings.sources import Sources
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def read(flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> ExtenderSettings:

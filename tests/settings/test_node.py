@@ -1,13 +1,10 @@
 """Settings: where they may be written, what they accept, and what a person reads who wrote something else."""
 
-from __future__ import annotations
-
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,11 +17,9 @@ from gpu_device_plugin.model.telemetry import TelemetryGroup
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import Reload, SettingsError, knobs_of, reload
+from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources, settings_for
 from tests.configmap import mount
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.settings.node import NodeSettings
 
 
 def read(flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> NodeSettings:

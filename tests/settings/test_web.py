@@ -1,8 +1,6 @@
 """The settings of the page's server in a cluster."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +8,6 @@ from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import SettingsError
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.settings.web import WebSettings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def read(**flags: str) -> WebSettings:

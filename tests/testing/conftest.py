@@ -1,14 +1,14 @@
 """A scheduler for every test, ours or a real one, in a cluster of its kind, and an extender that says as it is told."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import shutil
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -17,16 +17,13 @@ from aiohttp import web
 from tests import builders
 from tests.cluster_double.api_server import ApiServer
 from tests.kubeconfig import kubeconfig
-from tests.kubernetes.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
+from tests.kubernetes.conftest import (
+    RealServer,
+    real_server,  # noqa: F401 - a fixture, asked for by its name below
+)
 from tests.patience import eventually, stretched
 from tests.ports import free_port
 from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
-    from tests.kubernetes.conftest import RealServer
 
 Json = dict[str, Any]
 Answer = Any

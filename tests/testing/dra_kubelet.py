@@ -6,15 +6,14 @@ of a driver that has been gone for a while, and follows the health of devices. A
 files, as from containerd. Time passes only as the adjustable intervals say.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
 import stat
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import grpc
 from grpc import aio
@@ -29,13 +28,8 @@ from gpu_device_plugin.kubelet._proto import (
     pluginregistration_pb2,
     pluginregistration_pb2_grpc,
 )
+from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.kinds import SLICES
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
-    from typing import Self
-
-    from tests.cluster_double.api_server import ApiServer
 
 _SERVICES: dict[str, tuple[Any, Any]] = {
     "v1.DRAPlugin": (dra_v1_pb2, dra_v1_pb2_grpc),

@@ -1,23 +1,17 @@
 """What the conformance suite of DRA needs of a kubelet with its API server, be they our doubles or real ones."""
 
-from __future__ import annotations
-
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests import builders
+from tests.cluster_double.api_server import ApiServer
 from tests.e2e import archives, real_cluster
 from tests.patience import REAL_S, eventually
-from tests.testing.dra_kubelet import Started
+from tests.testing.dra_kubelet import DraKubelet, Started
 from tests.testing.scripted_dra_driver import DEVICE, DRIVER, POOL
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.cluster_double.api_server import ApiServer
-    from tests.testing.dra_kubelet import DraKubelet
 
 Json = dict[str, Any]
 

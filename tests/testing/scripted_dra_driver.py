@@ -1,10 +1,10 @@
 """A DRA driver that does what a test says, and remembers what it was asked."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import grpc
 from grpc import aio
@@ -19,10 +19,6 @@ from gpu_device_plugin.kubelet._proto import (
     pluginregistration_pb2,
     pluginregistration_pb2_grpc,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 DRIVER = "gpu.example.com"
 POOL, DEVICE = "pool", "d"

@@ -1,13 +1,12 @@
 """The kubelet's contract with a DRA driver: the same tests for the double and, with KUBE_BIN, for a real kubelet."""
 
-from __future__ import annotations
-
 import json
 import tempfile
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -23,9 +22,6 @@ from tests.testing.dra_kubelet_under_test import (
     slice_body,
 )
 from tests.testing.scripted_dra_driver import DRIVER, ScriptedDriver
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 NODE = "n1"
 

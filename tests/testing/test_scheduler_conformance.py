@@ -1,18 +1,13 @@
 """What kube-scheduler does with an extender: ours, and a real one where KUBE_BIN names a folder with it."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.builders import GPU_MEM, container
 from tests.patience import eventually
-from tests.testing.conftest import WEIGHT, passing
-
-if TYPE_CHECKING:
-    from tests.testing.conftest import SchedulerWorld
+from tests.testing.conftest import WEIGHT, SchedulerWorld, passing
 
 HELP = "preemption: 0/{} nodes are available: {} {}."
 NOT_HELPFUL = "Preemption is not helpful for scheduling"

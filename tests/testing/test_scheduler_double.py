@@ -1,11 +1,9 @@
 """What our scheduler adds to a real one: it can be stepped, and what a real one draws lots for is always the same."""
 
-from __future__ import annotations
-
 import asyncio
 import os
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,12 +12,7 @@ from tests.builders import GPU_MEM, container
 from tests.cluster_double.api_server import ApiServer
 from tests.patience import eventually
 from tests.scheduler_double.scheduler import ExtenderConfig, Outcome, Scheduler
-from tests.testing.conftest import passing, scripted
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from tests.testing.conftest import ScriptedExtender
+from tests.testing.conftest import ScriptedExtender, passing, scripted
 
 
 def test_there_is_a_real_scheduler_to_compare_with() -> None:

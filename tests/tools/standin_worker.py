@@ -3,8 +3,6 @@
 Run without site-packages, with the folder of the stand-in as ``msgspec.py`` and the repository on the path.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json

@@ -1,7 +1,5 @@
 """The stand-in for msgspec decodes every structure of the kubectl plugin as msgspec does."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -10,8 +8,9 @@ import subprocess
 import sys
 import types
 import typing
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,9 +22,6 @@ import gpu_device_plugin.kubernetes.writers.evictions
 import gpu_device_plugin.programs.inspect.inspect_program
 import gpu_device_plugin.report.followed_cluster  # noqa: F401 - what the archive has
 from tests.tools import standin_worker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 STANDIN = ROOT / "tools" / "onefile" / "msgspec_standin.py"

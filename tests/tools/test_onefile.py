@@ -1,7 +1,5 @@
 """The kubectl plugin in one file runs alone: no checkout, no packages, an empty folder."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import json
@@ -11,10 +9,11 @@ import signal
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import pytest
@@ -29,9 +28,6 @@ from tests.programs.inspect.test_inspect_program import World
 from tests.programs.inspect.test_terminal import terminal
 from tests.sharing import made_once
 from tools.onefile import archive
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ROOT = Path(__file__).parents[2]
 TIME_S = 1_700_000_000

@@ -1,7 +1,5 @@
 """The files of a release that name where it is published."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

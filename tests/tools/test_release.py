@@ -1,7 +1,5 @@
 """`make release` in one command: every place names the version, the files are whole, and half a release is none."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -10,11 +8,12 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from email import message_from_string
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import pytest
 import yaml
@@ -27,9 +26,6 @@ from tests.sharing import made_once
 from tools import release
 from tools.publishing import Published
 from tools.release import CHANGELOG, IMAGE, PLACES, ReleaseError, changelog, parsed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 VERSION = "9.9.9"

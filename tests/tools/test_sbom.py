@@ -1,7 +1,5 @@
 """The bills of materials name everything, by the rules of CycloneDX 1.6 that matter to a reader."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

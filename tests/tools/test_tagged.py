@@ -1,7 +1,5 @@
 """A tag is published from the repository that release.env names, with its own version, and with its changes told."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,13 +1,12 @@
 """The workflow that publishes a release: pinned actions, no right too many, and names that there are."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -15,9 +14,6 @@ import yaml
 from tests.deploy.test_image import MACHINES
 from tests.tools.test_release import files_of
 from tools.publishing import PARAMETERS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / ".github" / "workflows" / "release.yml"

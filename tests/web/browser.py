@@ -1,7 +1,5 @@
 """A real Chromium without a screen, driven over the DevTools protocol."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib
@@ -11,15 +9,13 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 
 from tests.patience import eventually, patience
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 """The path of a Chromium; None where there is none."""

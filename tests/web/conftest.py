@@ -1,15 +1,10 @@
 """A browser for all tests of the page."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.web.browser import CHROMIUM, Browser, started
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 @pytest.fixture(scope="session")

@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
 
 import gpu_device_plugin
-from tests.web.scenes import stated
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.web.scenes import Scene
+from tests.web.scenes import Scene, stated
 
 PAGE = Path(gpu_device_plugin.__file__).parent / "programs" / "web" / "page"
 POLICY = (

@@ -1,7 +1,5 @@
 """Makes the picture of the page that heads the README: `python -m tests.web.picture FILE.png [--dark]`."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 # ruff: noqa: S311 - chance in made-up clusters is no secret
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta

@@ -2,14 +2,13 @@
 
 # ruff: noqa: E501 - a script for the page is read more easily on one line
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,13 +18,9 @@ from gpu_device_plugin.programs.web.watched import missing_right
 from gpu_device_plugin.report.rules.finding import note
 from tests.patience import eventually
 from tests.web import scenes
+from tests.web.browser import Browser, Tab
 from tests.web.page_server import TOKEN, PageServer
 from tests.web.scenes import HOSTILE, T4, Scene, cluster, gpu, lending, many, node, part, parted, small, summed
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.web.browser import Browser, Tab
 
 WEB_0 = '.part[data-pod="default/web-0"]'
 

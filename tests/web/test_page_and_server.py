@@ -2,18 +2,12 @@
 
 # ruff: noqa: E501 - a script for the page is read more easily on one line
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from tests.builders import node
 from tests.cluster_double.api_server import ApiServer
 from tests.patience import eventually
 from tests.programs.web.harness import served
 from tests.programs.web.test_page_server import FromAgents
-
-if TYPE_CHECKING:
-    from tests.web.browser import Browser
+from tests.web.browser import Browser
 
 IN_WINDOW = (
     "[...document.querySelectorAll('.tile')].filter((each) => { const {top, bottom} = each.getBoundingClientRect(); return bottom > 0 && top < innerHeight; })"

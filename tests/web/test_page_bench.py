@@ -1,7 +1,5 @@
 """The measurement of the page works, whatever the figures are."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

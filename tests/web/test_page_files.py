@@ -1,7 +1,5 @@
 """The page's files, without a browser: nothing inline or from elsewhere, both languages whole, all in the wheel."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

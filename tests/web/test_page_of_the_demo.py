@@ -1,21 +1,16 @@
 """The page shows each scene of the demo while it is played: the real agents, the page's server, a real browser."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from gpu_device_plugin.programs.demo.demo_program import play
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, WITH_PAGE
 from gpu_device_plugin.programs.demo.stage import DemoStage
 from tests.patience import eventually, patience
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.web.browser import Browser
+from tests.web.browser import Browser
 
 # What is seen, after each change of the document. The browser keeps it, so that the demo waits for no test.
 RECORDER = """

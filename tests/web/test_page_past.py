@@ -2,21 +2,16 @@
 
 # ruff: noqa: E501 - a script for the page is read more easily on one line
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.histories import GAP
 from tests.patience import eventually
+from tests.web.browser import Browser, Tab
 from tests.web.scenes import remembering, small
 from tests.web.test_page import CONTRASTS, opened, wide
-
-if TYPE_CHECKING:
-    from tests.web.browser import Browser, Tab
 
 DRAWN = "document.querySelector('.past .spark')"
 INCIDENT = ".incident:first-of-type"

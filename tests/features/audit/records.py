@@ -1,14 +1,10 @@
 """Read audit records back from the fields of log lines."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.features.audit.contract import AuditKind, AuditRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def record_of(attributes: Mapping[str, Any]) -> AuditRecord:

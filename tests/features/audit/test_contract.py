@@ -1,7 +1,5 @@
 """Audit records as attributes of log lines."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import fields

@@ -1,8 +1,6 @@
 """The agent records who has which GPU, and for how long nobody recorded."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+import pytest
 
 from gpu_device_plugin.features.audit import node as audit_log
 from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind, AuditRecord
@@ -11,9 +9,6 @@ from gpu_device_plugin.model.times import epoch_s
 from tests.features.audit.records import record_of
 from tests.node.cluster_harness import NODE, cluster, promise
 from tests.node.harness import pod, world
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def records(caplog: pytest.LogCaptureFixture, *kinds: AuditKind) -> list[AuditRecord]:

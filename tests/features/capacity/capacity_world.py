@@ -1,22 +1,16 @@
 """A cluster whose extender cares for its capacity: pods of controllers, old and new nodes, and what is held there."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, HOSTNAME, KEEPS, MOVE_REFUSED, MOVE_TO, STAND_IN
+from gpu_device_plugin.scheduler.controller_context import ExtenderTimings
 from tests import builders
 from tests.cluster_double import owned as owned_objects
 from tests.patience import rounds
-from tests.scheduler.harness import ALLOCATION, NODE_GPUS, QUICK, RIGHTS, gpus, world
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
-
-    from gpu_device_plugin.scheduler.controller_context import ExtenderTimings
-    from tests.scheduler.harness import ExtenderWorld
+from tests.scheduler.harness import ALLOCATION, NODE_GPUS, QUICK, RIGHTS, ExtenderWorld, gpus, world
 
 Json = dict[str, Any]
 

@@ -1,7 +1,5 @@
 """Which nodes the autoscaler is asked for: of each kind that helps, as many as are wanted, under names that stay."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,25 +1,19 @@
 """What the capacity controller keeps of pods."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
 from gpu_device_plugin.features.capacity.rules.movable import Evictability
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.scheduler.cluster_follower import ClusterFollower
 from tests import builders
 from tests.names import COUNT, MEM
 from tests.scheduler.contexts import BINPACK, context
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.model.pods import Pod
 
 
 def test_to_read_a_pod_changes_nothing() -> None:

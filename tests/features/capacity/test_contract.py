@@ -1,7 +1,5 @@
 """Where a pod is to be moved, as people and programs write it, and the room that is held for its replacement."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,10 +1,8 @@
 """The active extender asks the cluster's autoscaler for the nodes that waiting pods need GPU by GPU, and no longer."""
 
-from __future__ import annotations
-
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -27,10 +25,7 @@ from tests.features.capacity.capacity_world import (
     stand_ins,
 )
 from tests.patience import rounds
-from tests.scheduler.harness import RIGHTS
-
-if TYPE_CHECKING:
-    from tests.scheduler.harness import ExtenderWorld
+from tests.scheduler.harness import RIGHTS, ExtenderWorld
 
 NOW = ""
 

@@ -1,11 +1,9 @@
 """Room that is held for replacements of pods: in the fleet, on the nodes, and in what the watch shows of them late."""
 
-from __future__ import annotations
-
 from collections import UserDict
+from collections.abc import AsyncIterator, ValuesView
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -27,9 +25,6 @@ from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer
 from tests.resources import RESOURCES
 from tests.scheduler.contexts import context
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, ValuesView
 
 GPUS = NodeGpus((ListedGpu(0, 8), ListedGpu(1, 8)), share_mib=1024)
 WEB = Owner("ReplicaSet", "web", "uid-web", "apps/v1")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -25,10 +26,6 @@ from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.resources import RESOURCES
 from tests.scheduler.contexts import context
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
-
 
 SIZE = 8
 GPUS = NodeGpus((ListedGpu(0, SIZE), ListedGpu(1, SIZE)), share_mib=1024)

@@ -1,10 +1,7 @@
 """Nodes whose pods have no other place are kept from autoscalers; of nodes that go the pods have their places held."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -29,9 +26,7 @@ from tests.features.capacity.capacity_world import (
     some_rounds,
     taint,
 )
-
-if TYPE_CHECKING:
-    from tests.scheduler.harness import ExtenderWorld
+from tests.scheduler.harness import ExtenderWorld
 
 
 def evict(w: ExtenderWorld, name: str) -> None:

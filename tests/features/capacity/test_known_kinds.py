@@ -1,7 +1,5 @@
 """How kinds of nodes are kept as text."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,19 +1,18 @@
 """The mark against scale-down is there before an autoscaler can drain: judged at every state of the API server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
 import time
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from gpu_device_plugin.model.contract.keys import IDLE_SINCE, MEMORY_GUARANTEE, MEMORY_PROMISED, RESIZE_BOUND
 from tests.builders import GPU_MEM
-from tests.cluster_double.troubles import Answer, Hang, Late, Reset, Slow
+from tests.cluster_double.troubles import Answer, Hang, Late, Reset, Slow, Trouble
 from tests.features.capacity.capacity_world import (
     GOING,
     KARPENTER,
@@ -31,14 +30,8 @@ from tests.features.capacity.capacity_world import (
     wants,
 )
 from tests.patience import rounds
-from tests.scheduler.harness import HASTY, NODE_GPUS
+from tests.scheduler.harness import HASTY, NODE_GPUS, ExtenderWorld
 from tests.scheduler.harness import held as shares_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.cluster_double.troubles import Trouble
-    from tests.scheduler.harness import ExtenderWorld
 
 Json = dict[str, Any]
 Objects = dict[str, Json]

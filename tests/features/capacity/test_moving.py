@@ -1,18 +1,17 @@
 """Pods are moved to where somebody wants them: room is held, the pod evicted, and its replacement bound there."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind
+from gpu_device_plugin.features.capacity.rules.movable import Fits
 from gpu_device_plugin.features.capacity.scheduler import Capacity
+from gpu_device_plugin.features.capacity.waiters import Waiter
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, MOVE_TO
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
@@ -37,12 +36,7 @@ from tests.features.capacity.capacity_world import (
     wants,
 )
 from tests.patience import rounds
-from tests.scheduler.harness import ALLOCATION, QUICK, RIGHTS
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.features.capacity.rules.movable import Fits
-    from gpu_device_plugin.features.capacity.waiters import Waiter
-    from tests.scheduler.harness import ExtenderWorld, Running
+from tests.scheduler.harness import ALLOCATION, QUICK, RIGHTS, ExtenderWorld, Running
 
 
 async def replaced(w: ExtenderWorld, name: str, by: str, mem: int = 4) -> str:

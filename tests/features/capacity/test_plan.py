@@ -1,13 +1,12 @@
 """`kubectl inspect gpushare plan` shows which pods to move, and moves them one after the other."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +17,6 @@ from gpu_device_plugin.kubernetes.kubectl import reaching
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, MOVE_REFUSED, MOVE_TO
 from tests.programs.inspect.test_inspect_program import PROG, World, gpu, node, pod
 from tests.resources import RESOURCES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WEB = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-5d8", "uid": "web", "controller": True}
 LABELS = {"app": "web"}

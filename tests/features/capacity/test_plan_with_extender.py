@@ -1,11 +1,11 @@
 """`plan --apply` with the scheduler extender that moves the pods, a scheduler, and a controller that replaces them."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import pytest
 
 from gpu_device_plugin.features.capacity.commands import Mover, plan_moves
 from gpu_device_plugin.features.cordon.commands import cordon, uncordon
@@ -21,11 +21,6 @@ from tests.patience import stretched
 from tests.reporting import COMMANDS
 from tests.resources import RESOURCES
 from tests.scheduler.harness import QUICK, RIGHTS, ExtenderWorld, world
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
-
-    import pytest
 
 GRANTED = {("patch", "nodes"), ("create", "pods/eviction")}
 """What deploy/optional/capacity.yaml grants beside what is for autoscalers."""

@@ -1,7 +1,5 @@
 """Plans in sentences, tables and JSON."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

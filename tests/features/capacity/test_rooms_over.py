@@ -1,9 +1,7 @@
 """Which held room is over: that whose replacement is bound, and that which no pod waits for."""
 
-from __future__ import annotations
-
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,9 +10,6 @@ from gpu_device_plugin.features.capacity.held_room import over_rooms
 from gpu_device_plugin.model.pods import Owner, Pod
 from gpu_device_plugin.scheduler.cluster_state import FleetEntry
 from gpu_device_plugin.scheduler.rules.usage import Usage
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
 
 HELD_AT, CREATED, BEFORE = 1_764_410_400.4, "2025-11-29T10:00:00Z", "2025-11-29T09:59:59Z"
 

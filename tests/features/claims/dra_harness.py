@@ -1,29 +1,24 @@
 """A node that serves ResourceClaims: an API server, an allocator, a kubelet that speaks DRA, and the agent."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from gpu_device_plugin.features.claims.contract import DRIVER
+from gpu_device_plugin.features.claims.dra_driver import DraDriver
 from gpu_device_plugin.features.claims.node import Claims as ClaimsFeature
 from gpu_device_plugin.kubelet.rounds import RoundTimings
 from tests import builders
+from tests.builders import Json
 from tests.cluster_double.api_server import ApiServer
 from tests.node.cluster_harness import NODE, RIGHTS, Cluster
 from tests.node.harness import world
 from tests.patience import stretched
 from tests.scheduler_double.dra_scheduler import Allocator, exactly
 from tests.testing.dra_kubelet import DraKubelet, Started
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from gpu_device_plugin.features.claims.dra_driver import DraDriver
-    from tests.builders import Json
 
 DRA_RIGHTS = {
     ("get", "resourceclaims"),

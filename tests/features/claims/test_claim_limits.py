@@ -1,11 +1,10 @@
 """A claim with a limit beyond its amount borrows, is told so by a file, and is asked to return what others hold."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.features.elastic.contract import MemoryFile
 from gpu_device_plugin.features.use.node import Use
@@ -14,9 +13,6 @@ from gpu_device_plugin.testing.pod_specs import Pod, PodSpec
 from tests.features.claims.dra_harness import Claims, claims
 from tests.memory import read_memory_file
 from tests.scheduler_double.dra_scheduler import exactly
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 T4 = {"model": "T4"}
 """14 shares of 1 GiB, and 15,360 MiB."""

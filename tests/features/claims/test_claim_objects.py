@@ -1,7 +1,5 @@
 """ResourceClaims as the API server writes them, and what of them we keep."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,18 +1,13 @@
 """The files of prepared claims."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from gpu_device_plugin.features.claims.claim_store import ClaimStore, ClaimStoreError
 from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim, PreparedDevice
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CLAIM = PreparedClaim(
     "u-1", "default", "c1", (PreparedDevice("gpu", "gpu-1", "gpu-x"),), frozenset({"GPU-1::0"}), cdi={"a": 1}

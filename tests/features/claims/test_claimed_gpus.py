@@ -1,9 +1,6 @@
 """What claims hold of a node's GPUs, worked out by hand: shares of 1 GiB unless a test says otherwise."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,19 +15,15 @@ from gpu_device_plugin.features.claims.claimed_gpus import (
     with_claims,
 )
 from gpu_device_plugin.features.claims.contract import DRIVER, Device, DeviceRequest
-from gpu_device_plugin.model.contract.nodegpus import AWAY, ListedInstance
+from gpu_device_plugin.model.contract.nodegpus import AWAY, ListedInstance, NodeGpus
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Amounts, Kind
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.scheduler.rules.fitting import unfit
 from gpu_device_plugin.scheduler.rules.pod_demand import Part
-from gpu_device_plugin.scheduler.rules.usage import NOTHING, Usage
+from gpu_device_plugin.scheduler.rules.usage import NOTHING, GpuConsumer, Usage
 from tests.claim_values import INSTANCES, claim, part, serving, serving_view, whole, whole_instance, with_instances
 from tests.views import holder, node_view, pod_on
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.model.contract.nodegpus import NodeGpus
-    from gpu_device_plugin.report.rules.node_view import NodeView
-    from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 TWO = serving(8, 8)
 MIG = with_instances(TWO, "1g.10gb", "1g.10gb")

@@ -1,7 +1,5 @@
 """The names of our devices."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

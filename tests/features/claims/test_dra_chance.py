@@ -1,10 +1,7 @@
 """Whatever happens to agent, kubelet, API server and pods, no share of a GPU is given to two claims or pods."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,16 +9,14 @@ from gpu_device_plugin.features.claims.contract import DRIVER, parse_device_name
 from gpu_device_plugin.features.claims.dra_driver import UNKNOWN
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.node.rules.serving_mode import ServingMode
+from gpu_device_plugin.testing.pod_specs import Pod
+from tests.builders import Json
 from tests.cluster_double.troubles import Answer
 from tests.features.claims.dra_harness import Claims, claims
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE
 from tests.node.harness import T4, gpus_of, pod
 from tests.scheduler_double.dra_scheduler import exactly
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.testing.pod_specs import Pod
-    from tests.builders import Json
 
 STEPS = 40
 """Of each seed: six seeds make 240."""

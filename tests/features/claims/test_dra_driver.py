@@ -1,20 +1,20 @@
 """A node that serves ResourceClaims: between a kubelet, an API server and a scheduler by the real rules."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import threading
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
 
 from gpu_device_plugin.features.claims.contract import DRIVER
 from gpu_device_plugin.features.claims.dra_services import DraLoop, DraServicer
+from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim
 from gpu_device_plugin.features.mps.contract import MpsStatus
 from gpu_device_plugin.kubelet._proto import dra_v1_pb2, dra_v1_pb2_grpc
 from gpu_device_plugin.kubelet.calls import channel
@@ -29,11 +29,6 @@ from tests.node.cluster_harness import NODE, RIGHTS
 from tests.node.harness import T4
 from tests.ports import free_port
 from tests.scheduler_double.dra_scheduler import exactly
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim
 
 WHOLE = exactly("whole-gpu")
 

@@ -1,16 +1,11 @@
 """A node that gives MIG instances to ResourceClaims, whole or in parts, while its GPUs are divided anew."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.features.use.node import Use
-from tests.features.claims.dra_harness import claims
+from tests.features.claims.dra_harness import Claims, claims
 from tests.node.cluster_harness import NODE
 from tests.scheduler_double.dra_scheduler import exactly
-
-if TYPE_CHECKING:
-    from tests.features.claims.dra_harness import Claims
 
 SEVEN = "fake:1xH100:mig=1g.10gb*7"
 MIXED: list[dict[str, Any]] = [{"model": "H100", "mig": "2g.20gb/1g.10gb*2"}, {"model": "T4"}]

@@ -1,7 +1,5 @@
 """When a node changes over to the way in which it is to serve."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu_device_plugin.features.claims.node import choose_mode

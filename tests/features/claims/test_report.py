@@ -1,18 +1,17 @@
 """Why a pod waits that gets its GPUs through ResourceClaims."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from gpu_device_plugin.features.claims.contract import Device, DeviceRequest
+from gpu_device_plugin.features.claims.contract import Claim, Device, DeviceRequest
 from gpu_device_plugin.features.claims.report import asked_by_claims, by_claim_instead, claim_causes
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod, PodClaim
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules.extension import SchedulingStatus
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.claim_values import (
     INSTANCES,
@@ -31,10 +30,6 @@ from tests.reporting import why
 from tests.reports import ASKED, report
 from tests.resources import RESOURCES
 from tests.views import node_view
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.features.claims.contract import Claim
-    from gpu_device_plugin.report.rules.node_view import NodeView
 
 GIB = 1024
 GPU = PodClaim("gpu", "c")

@@ -1,11 +1,11 @@
 """A node that changes over between the device plugin and ResourceClaims, and never serves both ways."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import pytest
 
 from gpu_device_plugin.node.rules.serving_mode import ServingMode
+from gpu_device_plugin.testing.pod_specs import Pod
 from tests import builders
 from tests.cluster_double import owned as owned_objects
 from tests.cluster_double.troubles import Answer
@@ -14,11 +14,6 @@ from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE
 from tests.node.harness import envs_of, pod
 from tests.scheduler_double.dra_scheduler import exactly
-
-if TYPE_CHECKING:
-    import pytest
-
-    from gpu_device_plugin.testing.pod_specs import Pod
 
 
 def offered(here: Claims) -> tuple[int, int]:

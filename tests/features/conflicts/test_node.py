@@ -1,15 +1,16 @@
 """GPUs that somebody else hands out are not shared, and everybody can see why; when that ends, they are."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from gpu_device_plugin.features.conflicts.node import ConflictingPlugins
 from gpu_device_plugin.features.over_use.node import OverUse
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
+from gpu_device_plugin.node.agent import NodeAgent
 from gpu_device_plugin.testing.pod_specs import ContainerSpec, PodSpec
 from tests import builders
 from tests.features.claims.dra_harness import DRA_RIGHTS
@@ -17,15 +18,8 @@ from tests.features.claims.dra_harness import claims as dra_world
 from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.listening import listening
 from tests.names import COUNT, MEM
-from tests.node.cluster_harness import NODE, RIGHTS, cluster
-from tests.node.harness import T4, pod, world
-
-if TYPE_CHECKING:
-    import pytest
-
-    from gpu_device_plugin.node.agent import NodeAgent
-    from tests.node.cluster_harness import Cluster
-    from tests.node.harness import NodeWorld
+from tests.node.cluster_harness import NODE, RIGHTS, Cluster, cluster
+from tests.node.harness import T4, NodeWorld, pod, world
 
 
 def launch(node: NodeWorld) -> None:

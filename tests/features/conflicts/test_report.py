@@ -1,7 +1,5 @@
 """What to write instead of what a pod asks for."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu_device_plugin.features.conflicts.report import annotated_for_others, annotations_of_others, asks_for_others

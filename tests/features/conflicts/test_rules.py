@@ -1,7 +1,5 @@
 """Other programs that hand out the GPUs of a node are named, with instructions; programs that do not are not."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu_device_plugin.features.conflicts.rules import sightings

@@ -1,10 +1,10 @@
 """`kubectl inspect gpushare cordon` puts a GPU aside for a reason that everybody sees; `uncordon` takes it back."""
 
-from __future__ import annotations
-
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +12,6 @@ from gpu_device_plugin.model.contract.cordons import Cordon, read_cordons, write
 from gpu_device_plugin.model.contract.keys import CORDONS, MOVE_TO
 from tests.features.capacity.test_plan import budget, owned
 from tests.programs.inspect.test_inspect_program import PROG, World, gpu, node, pod
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 UUIDS = [str(gpu(index)["uuid"]) for index in range(2)]
 MIG = {"parent": "GPU-m", "gpu": 2, "profile": "1g.10gb"}

@@ -1,34 +1,29 @@
 """A GPU that is put aside gets no new container; what runs there stays, and a restart or an outage changes nothing."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.cordon.node import KEPT_FOR_S, Cordons
+from gpu_device_plugin.kubernetes.client.answers import ApiAnswer
 from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.client.errors import ConflictError
+from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind
 from gpu_device_plugin.kubernetes.writers.own_node import OwnNode
 from gpu_device_plugin.model.contract.cordons import Cordon, read_cordons, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
 from gpu_device_plugin.model.telemetry import GpuTelemetry
 from gpu_device_plugin.node.node_api import NodeApi
+from tests.cluster_double.api_server import ApiServer
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
 from tests.node.contexts import context, settings
 from tests.node.harness import pod
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from gpu_device_plugin.kubernetes.client.answers import ApiAnswer
-    from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind
-    from tests.cluster_double.api_server import ApiServer
 
 WHY = Cordon("alice", "2026-11-28T18:00:00Z", "a fan is loud")
 

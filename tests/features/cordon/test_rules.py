@@ -1,7 +1,5 @@
 """Which GPUs an agent puts aside by itself, by readings of their condition."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,9 +1,7 @@
 """Series of a cluster, for tests: GPUs, containers, gaps."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.cost.rules import (
     ALLOCATED,
@@ -20,9 +18,6 @@ from gpu_device_plugin.features.cost.rules import (
     USED,
     Series,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 GIB = 1 << 30
 

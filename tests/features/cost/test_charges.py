@@ -1,7 +1,5 @@
 """What the parts of GPU time cost adds up to what all GPUs cost, to the cent."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """What GPUs cost, as a table, as JSON and as FOCUS CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

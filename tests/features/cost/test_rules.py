@@ -1,10 +1,8 @@
 """The time of all GPUs is divided between holders and nobody, and nothing is lost or counted twice."""
 
-from __future__ import annotations
-
 from collections import defaultdict
+from collections.abc import Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -28,9 +26,6 @@ from gpu_device_plugin.features.cost.rules import (
     apportion,
 )
 from tests.features.cost.histories import GIB, History, container, gpu, on_node, owner, watts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 HOUR = Period(0, 3600, 600)
 TIMES = list(HOUR.times)

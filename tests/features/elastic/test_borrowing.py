@@ -1,14 +1,13 @@
 """A container borrows what nobody uses, and returns it when a newcomer is guaranteed it: by itself, or by eviction."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,19 +16,15 @@ from gpu_device_plugin.features.elastic.contract import MEMORY_DIRECTORY, MEMORY
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT, RESIZE_BOUND
 from gpu_device_plugin.model.pods import ContainerKind
+from gpu_device_plugin.node.agent import NodeAgent
+from gpu_device_plugin.node.extension import StartRequest
+from gpu_device_plugin.node.rules.admission import Refusal
 from gpu_device_plugin.testing.cluster.cluster_kinds import StatusError
+from gpu_device_plugin.testing.pod_specs import Pod
 from tests.memory import read_memory_file
 from tests.names import MEM
 from tests.node.cluster_harness import RIGHTS, Cluster, allocation, cluster, promise
 from tests.node.harness import T4, container, envs_of, pod
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-
-    from gpu_device_plugin.node.agent import NodeAgent
-    from gpu_device_plugin.node.extension import StartRequest
-    from gpu_device_plugin.node.rules.admission import Refusal
-    from gpu_device_plugin.testing.pod_specs import Pod
 
 EVICTING = {*RIGHTS, ("create", "pods/eviction")}
 GIB = 1024

@@ -1,7 +1,5 @@
 """Memory that changes while a pod runs: the annotations."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,28 +1,22 @@
 """Guarantees grow and shrink while containers run. A T4 has 14 shares of 1 GiB."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from gpu_device_plugin.features.elastic.guarantees import Guarantees
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
 from gpu_device_plugin.model.contract.reservations import NO_ANSWER, Answer, read_answer
 from tests.cluster_double import troubles
 from tests.names import COUNT, MEM
-from tests.node.cluster_harness import cluster
+from tests.node.cluster_harness import Cluster, cluster
 from tests.node.harness import pod
 from tests.patience import stretched
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    import pytest
-
-    from tests.node.cluster_harness import Cluster
 
 
 def namespace(bound: str | None, name: str = "default") -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """The directory with the file of a container is its own, and is there as long as the container."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.elastic.borrowing import Borrowing
@@ -17,9 +15,6 @@ from gpu_device_plugin.node.rules.container_grants import NOBODY, Mount
 from tests.memory import read_memory_file
 from tests.node.contexts import context
 from tests.nodes import ids
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 IDS, OTHER = frozenset({"GPU-a::1", "GPU-a::2"}), frozenset({"GPU-a::3"})
 MEMORY = MemoryFile(2048, 4096, 4096)

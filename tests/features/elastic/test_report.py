@@ -1,7 +1,5 @@
 """What the owner of a pod is told of its memory: guaranteed, limited, promised, and why not more."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

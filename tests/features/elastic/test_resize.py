@@ -1,9 +1,8 @@
 """`kubectl inspect gpushare resize` writes wishes on a pod, waits for the answers, and says what holds and why."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,9 +21,6 @@ from gpu_device_plugin.programs.inspect.arguments import parse
 from tests.programs.inspect.test_inspect_program import PROG, World, gpu, node, pod
 from tests.reporting import COMMANDS
 from tests.resources import RESOURCES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RUNNING: dict[str, Any] = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
 

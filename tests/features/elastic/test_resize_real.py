@@ -1,9 +1,8 @@
 """`resize` over a real kubectl and a real API server (KUBE_BIN): what it writes, reads and may not do."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,13 +13,9 @@ from gpu_device_plugin.model.contract.keys import ALLOCATION, ELASTIC, MEMORY_GU
 from gpu_device_plugin.model.contract.reservations import Answer, write_answer
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from tests.builders import GPU_MEM, container, pod
+from tests.kubernetes.conftest import RealServer
 from tests.patience import REAL_S, eventually
 from tests.programs.web.test_real import kubeconfig
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.kubernetes.conftest import RealServer
 
 pytestmark = pytest.mark.timeout(REAL_S * 3)
 

@@ -1,10 +1,8 @@
 """Which pods are decided on when, and what counts while a promise is being written."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +16,6 @@ from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.scheduler.cluster_state import Fleet
 from tests.resources import MEM, RESOURCES
 from tests.scheduler.contexts import context
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
 
 LABELS = {RESIZE_BOUND: "100"}
 

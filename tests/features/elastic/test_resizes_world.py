@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpu_device_plugin.features.elastic.scheduler import Resizes
+from gpu_device_plugin.features.elastic.scheduler import Patch, Resizes
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
@@ -23,11 +23,6 @@ from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.scheduler.rules.usage import Usage, promise, usage_of
 from tests.resources import MEM, RESOURCES
 from tests.scheduler.contexts import context
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gpu_device_plugin.features.elastic.scheduler import Patch
 
 SIZES = {"a": (8, 6)}
 NODES = {

@@ -1,19 +1,12 @@
 """Of GPUs that are alike, a pod that may borrow memory gets the one with more room to borrow."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from gpu_device_plugin.features.elastic.room_to_borrow import with_room_to_borrow
+from gpu_device_plugin.model.placing import Demand
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.fitting import Fit, fit
 from tests.scheduler.rules.test_fitting import asking, mem, node, whole
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.model.placing import Demand
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
-
 
 BORROWING: dict[str, tuple[tuple[Demand, ...], Candidate, dict[int, int], int]] = {
     "the one with the least in use": ((mem(4),), node(8, 8, 8), {0: 900, 1: 700, 2: 800}, 1),

@@ -1,9 +1,7 @@
 """What an agent saves of guarantees counts for the next agent."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +9,6 @@ from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.elastic.guarantees import Guarantees
 from gpu_device_plugin.node.rules.ledger import Reservation
 from tests.node.contexts import context, settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

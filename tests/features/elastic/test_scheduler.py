@@ -1,26 +1,19 @@
 """Wishes of running pods for more or less guaranteed memory, against an API server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from gpu_device_plugin.features.elastic.scheduler import Resizes
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
-from tests.cluster_double.troubles import Answer, Late
-from tests.scheduler.harness import HASTY, LEASE_RIGHTS, QUICK, RIGHTS, ExtenderWorld, world
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-
-    from gpu_device_plugin.scheduler.controller_context import ExtenderTimings
-    from tests.cluster_double.troubles import Trouble
-    from tests.scheduler.harness import Running
+from gpu_device_plugin.scheduler.controller_context import ExtenderTimings
+from tests.cluster_double.troubles import Answer, Late, Trouble
+from tests.scheduler.harness import HASTY, LEASE_RIGHTS, QUICK, RIGHTS, ExtenderWorld, Running, world
 
 NO_LABEL = "ask an administrator to label it"
 

@@ -1,11 +1,9 @@
 """A pod is evicted once, refused evictions are tried again with patience, and each outcome is told once."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +17,6 @@ from gpu_device_plugin.kubernetes.writers.evictions import Eviction, EvictionOut
 from gpu_device_plugin.model.pods import Pod
 from tests.node.contexts import context, settings
 from tests.patience import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 POD = Pod("u", "default", "big")
 GPUS = frozenset({"GPU-0"})

@@ -1,16 +1,12 @@
 """Pods leave a GPU that failed, one after the other, and the node's condition names it."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.features.eviction.evictor import GpuFailures
 from tests.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
 from tests.node.harness import T4, pod
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 ALL = {*RIGHTS, ("create", "pods/eviction"), ("patch", "nodes/status")}
 

@@ -1,7 +1,5 @@
 """One pod at a time leaves a GPU, the least important first; some pods are never evicted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,26 +1,18 @@
 """A kubelet that lost its checkpoint allocates what running pods have. The agent keeps it for them until they end."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from gpu_device_plugin.testing.pod_specs import Pod
 from tests import builders
 from tests.cluster_double.owned import mirror
 from tests.names import COUNT, MEM
-from tests.node.cluster_harness import NODE, cluster
-from tests.node.harness import gpus_of, pod, without, world
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from gpu_device_plugin.testing.pod_specs import Pod
-    from tests.node.cluster_harness import Cluster
-    from tests.node.harness import NodeWorld
+from tests.node.cluster_harness import NODE, Cluster, cluster
+from tests.node.harness import NodeWorld, gpus_of, pod, without, world
 
 KEPT = "its record of them was lost with its checkpoint; they become free when the pods"
 

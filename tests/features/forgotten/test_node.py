@@ -1,9 +1,11 @@
 """Allocations that the kubelet has lost are in the log, in the metrics and in an Event, once."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import pytest
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.features.forgotten.node import ForgottenPods
@@ -13,12 +15,6 @@ from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.resources import Kind
 from tests.names import OURS
 from tests.node.recorded_api import RecordedApi
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    import pytest
 
 
 class Api(RecordedApi):

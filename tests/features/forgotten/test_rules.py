@@ -1,7 +1,5 @@
 """What another kubelet process has lost of its predecessor's record, and for how long it counts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gpu_device_plugin.features.forgotten.rules import Remembered, lost_sentence

@@ -1,8 +1,6 @@
 """What an agent saves of the kubelet's record counts for the next agent of the same boot."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +10,6 @@ from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.resources import Kind
 from tests.names import OURS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """`top --history` and `incident` over real sockets, from the command line to what is printed."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -21,14 +19,9 @@ from gpu_device_plugin.settings.knobs import UsageError
 from tests.builders import node
 from tests.cluster_double.troubles import Answer
 from tests.histories import summary
-from tests.remembering import remembering
+from tests.remembering import Remembering, remembering
 from tests.reporting import COMMANDS
 from tests.resources import RESOURCES
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.remembering import Remembering
 
 XID = summary().name
 

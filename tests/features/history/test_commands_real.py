@@ -1,10 +1,8 @@
 """`top --history` and `incident` over a real kubectl, through the proxy of a real API server (KUBE_BIN)."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,15 +11,11 @@ from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS, ObjectKin
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.programs.web.figures import AgentFigures
 from tests.histories import summary
+from tests.kubernetes.conftest import RealServer
 from tests.patience import REAL_S, eventually
 from tests.programs.web.harness import served_by
 from tests.programs.web.test_real import kubeconfig
 from tests.remembering import Answers, agent_pod, remembered
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.kubernetes.conftest import RealServer
 
 pytestmark = pytest.mark.timeout(REAL_S * 3)
 

@@ -1,11 +1,10 @@
 """An incident's Event names a record that the agent serves, with what led to it, also after a restart."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -26,17 +25,13 @@ from gpu_device_plugin.features.history.sampling import History
 from gpu_device_plugin.model.contract.node_use import ContainerUse, NodeUse
 from gpu_device_plugin.model.telemetry import GpuTelemetry
 from gpu_device_plugin.model.times import rfc3339
+from gpu_device_plugin.node.agent import NodeAgent
 from gpu_device_plugin.node.node_api import Happening
+from gpu_device_plugin.testing.pod_specs import Pod
 from tests.node.cluster_harness import Cluster, cluster, promise
 from tests.node.harness import T4, NodeWorld, pod, world
 from tests.patience import eventually
 from tests.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from gpu_device_plugin.node.agent import NodeAgent
-    from gpu_device_plugin.testing.pod_specs import Pod
 
 T = TypeVar("T")
 ID = "5ad9" * 16

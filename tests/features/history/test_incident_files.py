@@ -1,10 +1,8 @@
 """Records of incidents outlive an agent in private files, a bounded number of them, whatever else lies beside them."""
 
-from __future__ import annotations
-
 import os
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -28,9 +26,6 @@ from gpu_device_plugin.features.history.rules.incidents import MOST_INCIDENTS
 from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
 from gpu_device_plugin.model.telemetry import GpuTelemetry
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def named(number: int) -> IncidentSummary:

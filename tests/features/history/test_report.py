@@ -1,7 +1,5 @@
 """What the terminal draws of the last hour and of incidents, as text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,11 +1,11 @@
 """Samples are taken of what is known at the moment, and served within a bound, one answer after the other."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,10 +25,6 @@ from gpu_device_plugin.model.telemetry import GpuTelemetry, TelemetryGroup
 from tests.node.contexts import context
 from tests.nodes import inventory
 from tests.patience import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 UID = "8dbc6bd1-07c9-4f21-a4f4-3b4fd6e0c6a1"
 ID = "ab" * 32

@@ -3,13 +3,13 @@
 The GPUs are fake ones, and those of NVIDIA's mock of NVML where it is there: the same table is said to both.
 """
 
-from __future__ import annotations
-
 import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import pytest
@@ -25,19 +25,12 @@ from gpu_device_plugin.features.history.contract import (
 from gpu_device_plugin.features.history.rules.slowness import slowness
 from gpu_device_plugin.features.history.sampling import History
 from gpu_device_plugin.features.use.node import Use
-from gpu_device_plugin.report.rules.finding import Unknown
-from tests.node.cluster_harness import cluster
+from gpu_device_plugin.node.agent import NodeAgent
+from gpu_device_plugin.report.rules.finding import Finding, Unknown
+from tests.node.cluster_harness import Cluster, cluster
 from tests.node.harness import pod
 from tests.nvml_mock import Mock
 from tests.patience import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-    from pathlib import Path
-
-    from gpu_device_plugin.node.agent import NodeAgent
-    from gpu_device_plugin.report.rules.finding import Finding
-    from tests.node.cluster_harness import Cluster
 
 T = TypeVar("T")
 GPU: dict[str, Any] = {

@@ -1,14 +1,13 @@
 """Idle GPUs come back on a real API server with Kubernetes' controllers (KUBE_BIN), by the rights that we ship."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -36,14 +35,9 @@ from gpu_device_plugin.settings.sources import Sources
 from tests.builders import GPU_COUNT, GPU_MEM, container, pod
 from tests.cluster_double.owned import owned, workload
 from tests.deploy.manifests import DEPLOY
-from tests.deploy.test_apply import api_server
+from tests.deploy.test_apply import Kubectl, api_server
 from tests.patience import REAL_S, eventually
 from tests.scheduler.harness import NODE_GPUS, QUICK, gpus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.deploy.test_apply import Kubectl
 
 pytestmark = pytest.mark.timeout(REAL_S * 4)
 

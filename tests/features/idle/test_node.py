@@ -1,7 +1,5 @@
 """A pod leaves its GPU idle: it is told, marked, and unmarked once it uses the GPU again."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A pod is idle after a row of readings that all show it; whatever is not known ends the row."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

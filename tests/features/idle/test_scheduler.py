@@ -1,12 +1,11 @@
 """Idle pods are warned, and then evicted or their workloads scaled to zero, by the active extender alone."""
 
-from __future__ import annotations
-
 import json
 import time
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +15,7 @@ from gpu_device_plugin.kubernetes.client.api_client import Client, Timing
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
 from gpu_device_plugin.kubernetes.writers.binder import Binder
+from gpu_device_plugin.kubernetes.writers.events import EventSubject, EventWriter
 from gpu_device_plugin.model.contract.keys import (
     IDLE_SINCE,
     NODE_USE,
@@ -25,6 +25,7 @@ from gpu_device_plugin.model.contract.keys import (
     WHEN_IDLE,
 )
 from gpu_device_plugin.model.contract.node_use import NodeUse, write_node_use
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.times import epoch_s, rfc3339
 from tests.builders import GPU_MEM, container, pod
 from tests.cluster_double.api_server import ApiServer
@@ -32,12 +33,6 @@ from tests.cluster_double.owned import owned, workload
 from tests.cluster_double.troubles import Answer
 from tests.scheduler.contexts import BINPACK, context
 from tests.scheduler.harness import LEASE_RIGHTS, RIGHTS, world
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
-
-    from gpu_device_plugin.kubernetes.writers.events import EventSubject, EventWriter
-    from gpu_device_plugin.model.pods import Pod
 
 SINCE = "2026-11-22T09:00:00Z"
 NOW = 1_795_342_000.0

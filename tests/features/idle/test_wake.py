@@ -1,17 +1,13 @@
 """`kubectl inspect gpushare wake` lists what was scaled to zero as idle, and brings it back."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpu_device_plugin.model.contract.keys import NOTEBOOK_STOPPED, REPLICAS_BEFORE_IDLE
 from tests.programs.inspect.test_inspect_program import PROG, World
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SLEEPS = {REPLICAS_BEFORE_IDLE: "3"}
 

@@ -1,30 +1,24 @@
 """By what was learned thousands of nodes are scored, each again only when it has changed."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.features.learning.node_scores import NodeScores, NodeTypes
 from gpu_device_plugin.features.learning.rules.marginal_value import shape_of
+from gpu_device_plugin.features.learning.rules.price_learning import Tables
 from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuSelector
 from gpu_device_plugin.model.gpus import Closeness, Links
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
 from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
+from gpu_device_plugin.scheduler.rules.changes import View
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 from tests.scheduler.candidates import memory, node, view, whole
 from tests.searches import learn
 from tests.work import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.features.learning.rules.price_learning import Tables
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.changes import View
 
 MIX = {PodKind(3, 1, 2000, 8192): 3.0, PodKind(8, 1, 4000, 16384): 1.0, PodKind(0, 2, 16000, 65536): 0.5}
 

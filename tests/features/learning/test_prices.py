@@ -1,9 +1,8 @@
 """What the policy fit has learned, for people."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,9 +11,6 @@ from gpu_device_plugin.features.learning.rules.fair_learning import LearningResu
 from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind, WorkloadMix
 from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from tests.searches import studied
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 A10 = NodeType((24, 24), ("NVIDIA A10", "NVIDIA A10"), 32_000, 131_072)
 T4 = NodeType((16,), ("Tesla T4",), 32_000, 131_072)

@@ -1,16 +1,12 @@
 """`kubectl inspect gpushare prices`: what the policy fit would learn from the pods of now."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.programs.inspect.test_inspect_program import World, gpu, node, pod
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

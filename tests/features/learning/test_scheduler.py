@@ -1,17 +1,17 @@
 """The extender learns from the pods that come, once each, and goes on answering meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
 from gpu_device_plugin.features.learning.node_scores import NodeScores
+from gpu_device_plugin.features.learning.rules.price_learning import Tables
 from gpu_device_plugin.features.learning.rules.workload_mix import NodeType
 from gpu_device_plugin.features.learning.scheduler import Learner
 from gpu_device_plugin.model.contract.keys import USE_MODEL
@@ -20,7 +20,7 @@ from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Amounts
 from gpu_device_plugin.scheduler.cluster_state import FleetEntry
 from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
-from gpu_device_plugin.scheduler.rules.candidate import candidate
+from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate
 from gpu_device_plugin.scheduler.rules.changes import View
 from gpu_device_plugin.scheduler.rules.fitting import Fit, fit
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
@@ -30,12 +30,6 @@ from tests.names import COUNT, MEM
 from tests.patience import patience
 from tests.resources import RESOURCES
 from tests.scheduler.contexts import context
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping, Sequence
-
-    from gpu_device_plugin.features.learning.rules.price_learning import Tables
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 SHAPE = NodeType((16, 16), ("T4", "T4"), 32_000, 131_072)
 LARGE = NodeType((80,) * 8, ("H100",) * 8, 256_000, 1 << 20)

@@ -1,7 +1,5 @@
 """The files between agent and limit helper: what is written is read, and whatever else is there is an error."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from typing import Any

@@ -1,8 +1,6 @@
 """The file with extra variables and mounts: what it may say, and what is said of one that cannot be used."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +9,6 @@ from gpu_device_plugin.features.limits.rules.limit_grants import ExtraGrant, Par
 from gpu_device_plugin.node.rules.container_grants import GrantOwner, Mount
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.docs.pages import DOCS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BOMB = "envs:\n  ? [&a0 [b]" + "".join(f", &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)) + "]\n  : b"
 """Nine letters, nine times, and so on, as the name of a variable."""

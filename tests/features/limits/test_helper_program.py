@@ -1,14 +1,14 @@
 """The limit helper sets what the agent wants on the right cgroups, and survives whatever becomes of the others."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,10 +21,6 @@ from gpu_device_plugin.hardware.monitor import Hardware, MonitorTimings
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from tests.hardware.memory_limits import OUT_OF_MEMORY, LimitingLibrary, cgroup, times_set
 from tests.patience import beside, eventually, rounds, stretched, until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-    from pathlib import Path
 
 UID = "8dbc6bd1-07c9-4f21-a4f4-3b4fd6e0c6a1"
 C, D = "c" * 64, "d" * 64

@@ -1,9 +1,7 @@
 """The means of limiting memory from settings and labels to containers, the node, log and Events."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +11,6 @@ from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.node.cluster_harness import Cluster, cluster
 from tests.node.harness import T4, envs_of, gpus_of, pod, world
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BY = "GPUSHARE_MEMORY_LIMIT_BY"
 NONE = "the driver has no memory limits, which come with r615"

@@ -1,11 +1,11 @@
 """The agent's side of the limit helper: it tells which limits running containers are to have, and hears why not."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,17 +14,11 @@ from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, Li
 from gpu_device_plugin.features.limits.node import LimitLink
 from gpu_device_plugin.features.limits.rules import running_limits as setting
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
-from gpu_device_plugin.model.allocations import Allocation
+from gpu_device_plugin.model.allocations import Allocation, Place
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import Pod
 from tests.node.contexts import context, settings
 from tests.patience import beside, eventually, rounds
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-    from pathlib import Path
-
-    from gpu_device_plugin.model.allocations import Place
 
 UID, A = "0f0e0d0c-1111-2222-3333-0123456789ab", "GPU-a"
 C, D = "c" * 64, "d" * 64

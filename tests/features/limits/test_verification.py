@@ -1,13 +1,12 @@
 """Every limit of the driver's is read back soon after its container has started, and after each restart."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.limits.rules import running_limits as verifying
 from gpu_device_plugin.features.limits.verification import Verification
+from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.hardware.messages import CgroupLimit
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
@@ -26,11 +26,6 @@ from tests.node.contexts import context
 from tests.node.recorded_api import RecordedApi
 from tests.nodes import node, uuid
 from tests.patience import beside, eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-
-    from gpu_device_plugin.features.use.node import Use
 
 GRANTED = 4096
 

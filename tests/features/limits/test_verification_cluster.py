@@ -1,7 +1,5 @@
 """The agent's own answer, the kubelet's checkpoint and the API's pods lead to the cgroup whose limit is read back."""
 
-from __future__ import annotations
-
 from gpu_device_plugin.features.limits.node import Limits
 from gpu_device_plugin.features.limits.rules.running_limits import NO_CGROUPS, NO_CONTAINER
 from gpu_device_plugin.model.limits import LimitStatus

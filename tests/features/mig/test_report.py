@@ -1,29 +1,22 @@
 """Why a pod that asks for whole MIG instances does not run, and which ones it has."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.features.mig.report import asks_for_several, held_instances, holders, instance_facts
-from gpu_device_plugin.model.contract.nodegpus import AWAY, BY_CLAIMS, NodeGpus
+from gpu_device_plugin.model.contract.nodegpus import AWAY, BY_CLAIMS, ListedGpu, NodeGpus
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.report.rules.extension import SchedulingStatus
-from gpu_device_plugin.report.rules.finding import note
+from gpu_device_plugin.report.rules.finding import Finding, note
 from gpu_device_plugin.report.rules.held_instances import asked_by_profile
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.scheduler.rules.candidate import candidate
 from tests.findings import facts
 from tests.names import MEM
 from tests.reporting import why
 from tests.resources import RESOURCES
 from tests.views import WHOLE, listed_instance, mig_view, node_view, with_instances
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.model.contract.nodegpus import ListedGpu
-    from gpu_device_plugin.report.rules.finding import Finding
-    from gpu_device_plugin.report.rules.node_view import NodeView
 
 SHOW = "nodes free offers where"
 CORDONED, TAINTED = note("cordoned", "it is cordoned"), note("taint", "it has a taint")

@@ -1,7 +1,5 @@
 """The MIG instances of containers, and those that were destroyed."""
 
-from __future__ import annotations
-
 from gpu_device_plugin.features.mig.rules import instances_by_pod, stranded
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.mig import MigMode

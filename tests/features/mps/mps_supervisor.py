@@ -1,18 +1,13 @@
 """A scripted MPS supervisor: it reads what is wanted and writes what it runs, and does to GPUs what a test says."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from gpu_device_plugin.features.mps.contract import MPS_FILES, STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 _EVERY_S = 0.01
 _LONG_S = 3600.0

@@ -1,12 +1,11 @@
 """The two files by which an agent and a supervisor meet, whatever is in them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,11 +24,6 @@ from tests.node.contexts import mps
 from tests.node.recorded_api import RecordedApi
 from tests.nodes import ids, node, uuid
 from tests.patience import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-    from pathlib import Path
-
 
 NOW_S = 1000.0
 READY = MpsGpu(MpsStatus.READY, "", "/run/gpushare/mps/a")

@@ -1,10 +1,9 @@
 """Agent, kubelet and MPS supervisor on one node: who starts when, and what survives the end of each."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,17 +12,12 @@ from gpu_device_plugin.features.mps.node import MPS_READY, Mps
 from gpu_device_plugin.model.contract.keys import SET_LIMITS_LABEL
 from gpu_device_plugin.model.contract.variables import LIMITS
 from gpu_device_plugin.model.pods import ContainerKind
+from gpu_device_plugin.node.agent import NodeAgent
+from gpu_device_plugin.testing.pod_specs import Pod
 from tests.features.mps.mps_supervisor import Supervisor
 from tests.names import COUNT
 from tests.node.cluster_harness import allocation, cluster
-from tests.node.harness import T4, container, envs_of, pod, world
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from gpu_device_plugin.node.agent import NodeAgent
-    from gpu_device_plugin.testing.pod_specs import Pod
-    from tests.node.harness import NodeWorld
+from tests.node.harness import T4, NodeWorld, container, envs_of, pod, world
 
 SERVER_MIB = 300
 """Memory that the context of an MPS server takes."""

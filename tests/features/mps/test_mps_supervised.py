@@ -1,12 +1,10 @@
 """The agent with the real MPS supervisor, over doubles of NVIDIA's programs: they agree on their two files."""
 
-from __future__ import annotations
-
 import signal
 import tempfile
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.mps.contract import MpsStatus
 from gpu_device_plugin.features.mps.node import Mps
@@ -15,12 +13,7 @@ from gpu_device_plugin.model.contract.variables import LIMITS, MPS_MEMORY, MPS_P
 from tests.features.mps.supervisor.supervised import A, B, Node
 from tests.features.mps.supervisor.supervised import node as supervised
 from tests.names import COUNT
-from tests.node.harness import T4, envs_of, pod, world
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.node.harness import NodeWorld
+from tests.node.harness import T4, NodeWorld, envs_of, pod, world
 
 
 @asynccontextmanager

@@ -1,11 +1,10 @@
 """A pod takes more GPU memory than it was granted: it is told, marked and, where the settings say so, evicted."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -27,9 +26,6 @@ from tests.node.harness import container, gpus_of, pod, world
 from tests.node.recorded_api import RecordedApi
 from tests.nodes import uuid
 from tests.patience import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
 
 EVICTING = {*RIGHTS, ("create", "pods/eviction")}
 QUICK: dict[str, Any] = {"over_use_grace": "60s", "http": "127.0.0.1:0", "usage_interval": "1h"}

@@ -1,9 +1,6 @@
 """A container exceeds after a whole grace of readings that all show it; what is unknown neither proves nor clears."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import strategies as st
@@ -23,11 +20,9 @@ from gpu_device_plugin.features.over_use.rules import (
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading, attribute
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
+from gpu_device_plugin.model.allocations import Place
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.model.allocations import Place
 
 RULES = OverUseRules(slack_mib=512, grace_s=180)
 PLACE: Place = ("u", "main", "GPU-0")

@@ -1,7 +1,5 @@
 """Pods on the GPUs of a node in shorthand, so that a table has one line for each node."""
 
-from __future__ import annotations
-
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
 
 

@@ -1,10 +1,8 @@
 """Which pods would have to end."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -15,18 +13,13 @@ from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.contract.nodegpus import ListedInstance
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.report.rules.node_view import Ends
+from gpu_device_plugin.report.rules.node_view import Ends, NodeView
 from gpu_device_plugin.scheduler.rules.candidate import candidate
 from gpu_device_plugin.scheduler.rules.fitting import unfit
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
+from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 from tests.features.preemption.occupants import occupants
 from tests.views import node_view, pod_on
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.report.rules.node_view import NodeView
-    from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 
 def wanting(*demands: Demand, preferences: GpuSelector | None = None) -> GpuRequest:

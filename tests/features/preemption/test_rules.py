@@ -1,11 +1,10 @@
 """Whom to evict so that a pod fits on one GPU, and not on a node's sum."""
 
-from __future__ import annotations
-
+import random
 from collections import Counter
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, repeat
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -22,10 +21,6 @@ from gpu_device_plugin.scheduler.rules.packing import Effort, TooLongError
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
 from tests.features.preemption.occupants import occupants
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 
 IMPORTANT = 100
 """The priority of the pod that wants in."""

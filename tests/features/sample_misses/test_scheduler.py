@@ -1,12 +1,13 @@
 """A pod that fits on no node of kube-scheduler's sample, and on another one, is nominated for that one."""
 
-from __future__ import annotations
-
 import asyncio
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from gpu_device_plugin.features.sample_misses import scheduler as nominating
 from gpu_device_plugin.features.sample_misses.scheduler import Nominator
@@ -23,11 +24,6 @@ from tests.patience import eventually
 from tests.scheduler.contexts import context
 from tests.scheduler.harness import world as cluster
 from tests.scheduler.test_verbs import World, node_gpus, read, running, wanting
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import pytest
 
 SAMPLE = [f"full-{at:03}" for at in range(SMALLEST_SAMPLE)]
 

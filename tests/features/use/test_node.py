@@ -1,22 +1,23 @@
 """The agent reads who uses what at intervals, says it on its node, and serves containers whatever comes of that."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+
+import pytest
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.use.node import Use, UseReports
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ, AttributedUse, UseReading
 from gpu_device_plugin.features.use.rules.use_report import FRESH_S, SELDOM_S, SOON_S
-from gpu_device_plugin.model.allocations import Allocation
+from gpu_device_plugin.model.allocations import Allocation, Place
 from gpu_device_plugin.model.contract.keys import NODE_USE
-from gpu_device_plugin.model.contract.node_use import SERVED, GpuUse, read_node_use
+from gpu_device_plugin.model.contract.node_use import SERVED, GpuUse, NodeUse, read_node_use
 from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
@@ -25,15 +26,6 @@ from tests.node.contexts import context
 from tests.node.recorded_api import RecordedApi
 from tests.nodes import ids, uuid
 from tests.patience import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-    from pathlib import Path
-
-    import pytest
-
-    from gpu_device_plugin.model.allocations import Place
-    from gpu_device_plugin.model.contract.node_use import NodeUse
 
 UID = "0f5d3a31-9a3b-4c6e-8c5b-6a7b8c9d0e1f"
 ID = "5ad9" * 16

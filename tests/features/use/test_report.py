@@ -1,7 +1,5 @@
 """The report of a node's agent in words: used beside granted, and which limit holds."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

@@ -1,10 +1,9 @@
 """A pod's use is reported, from the driver's processes to the pod's name: on its node, and in the metrics."""
 
-from __future__ import annotations
-
 import re
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.features.use.node import UseReports
@@ -13,17 +12,12 @@ from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.model.contract.keys import NODE_USE
 from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, NodeUse, read_node_use
 from gpu_device_plugin.model.limits import Enforcement
+from gpu_device_plugin.node.agent import NodeAgent
 from gpu_device_plugin.settings.sources import Sources
-from tests.node.cluster_harness import NODE, cluster
+from tests.node.cluster_harness import NODE, Cluster, cluster
 from tests.node.harness import pod, world
 from tests.patience import eventually
 from tests.promtool import complaints, needs_promtool
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from gpu_device_plugin.node.agent import NodeAgent
-    from tests.node.cluster_harness import Cluster
 
 T4 = {"model": "T4"}
 ID = "5ad9" * 16

@@ -1,9 +1,8 @@
 """Fake hardware: how it is described, what it answers, and what happens to it over time."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +12,6 @@ from gpu_device_plugin.hardware.fake.fake_driver import Fake
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS, UNIFIED
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.model.gpus import Closeness
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Clock:

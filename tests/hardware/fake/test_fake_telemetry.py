@@ -1,9 +1,8 @@
 """The condition of fake GPUs: as described, and otherwise plausible for the load of their processes."""
 
-from __future__ import annotations
-
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,9 +13,6 @@ from gpu_device_plugin.hardware.fake.fake_telemetry import THROTTLE
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.model.telemetry import GpuTelemetry, TelemetryGroup, Throttle
 from tests.hardware.fake.test_fake_driver import Clock, opened, written
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EVERY = [*TelemetryGroup]
 UNTOLD = {"memory_temperature_c", "fan_percent", "retired_pages", "nvlink_errors"}

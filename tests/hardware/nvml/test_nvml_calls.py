@@ -2,27 +2,21 @@
 
 # ruff: noqa: N815 - the names are pynvml's
 
-from __future__ import annotations
-
 import ctypes
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pynvml
 import pytest
 
 from gpu_device_plugin.hardware.messages import CgroupLimit
+from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.hardware.nvml import nvml_calls
 from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
+from tests.hardware.conftest import Watching
 from tests.hardware.test_compiled_library import ONE_GPU, compiled
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    from gpu_device_plugin.hardware.monitor import Hardware
-    from tests.hardware.conftest import Watching
-
 
 MIB = 1 << 20
 NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND, UNKNOWN = 3, 6, 13, 999

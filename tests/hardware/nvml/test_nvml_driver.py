@@ -2,11 +2,11 @@
 
 # ruff: noqa: N802, N815 - the names are pynvml's
 
-from __future__ import annotations
-
 import ctypes
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pynvml
 import pytest
@@ -14,10 +14,6 @@ import pytest
 from gpu_device_plugin.hardware.driver import ADVICE, HardwareError
 from gpu_device_plugin.hardware.nvml.nvml_driver import Nvml
 from gpu_device_plugin.model.gpus import Closeness
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 MIB = 1 << 20
 NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND, LOST, UNKNOWN, TIMEOUT = 3, 6, 13, 15, 999, 10

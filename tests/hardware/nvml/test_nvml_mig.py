@@ -2,20 +2,23 @@
 
 # ruff: noqa: N802, N815 - the names are pynvml's
 
-from __future__ import annotations
-
 import ctypes
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pynvml
 import pytest
 
+from gpu_device_plugin.hardware.monitor import MonitorTimings
 from gpu_device_plugin.hardware.nvml.nvml_driver import Nvml
 from gpu_device_plugin.model.gpus import MigInstance
 from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
+from gpu_device_plugin.node.rules.gpu_health import Xid
+from tests.hardware.conftest import Watching
 from tests.hardware.nvml.test_nvml_driver import (
     FUNCTION_NOT_FOUND,
     INVALID_ARGUMENT,
@@ -34,15 +37,6 @@ from tests.hardware.nvml.test_nvml_driver import (
     fail,
 )
 from tests.hardware.test_compiled_library import compiled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from gpu_device_plugin.hardware.monitor import MonitorTimings
-    from gpu_device_plugin.node.rules.gpu_health import Xid
-    from tests.hardware.conftest import Watching
-
 
 MIG_CHANGE = 0x100
 ONE, TWO, PART = "MIG-1", "MIG-2", "MIG-3"

@@ -1,9 +1,8 @@
 """The condition of GPUs as NVML tells it: each call may be missing, and no failing GPU hides another."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Mapping
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -21,9 +20,6 @@ from tests.hardware.nvml.test_nvml_driver import (
     C,
     Library,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 EVERY = [*TelemetryGroup]
 UINT, ULONG_LONG, INT, DOUBLE = 1, 3, 5, 0  # nvmlValueType_t

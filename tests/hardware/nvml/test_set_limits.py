@@ -1,26 +1,21 @@
 """Limits of cgroups are set through the real pynvml, the pipe and a library with dmem's rules, and hold there."""
 
-from __future__ import annotations
-
 import ctypes
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
 
 from gpu_device_plugin.hardware.messages import CgroupLimit
+from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.hardware.nvml import nvml_calls
+from tests.hardware.conftest import Watching
 from tests.hardware.memory_limits import OUT_OF_MEMORY, LimitingLibrary, cgroup, times_set
 from tests.hardware.nvml.test_nvml_calls import Library
 from tests.hardware.test_compiled_library import ONE_GPU, compiled
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from gpu_device_plugin.hardware.monitor import Hardware
-    from tests.hardware.conftest import Watching
 
 A = "GPU-a"
 NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND = 4, 6, 13

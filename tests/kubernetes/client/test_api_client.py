@@ -1,16 +1,17 @@
 """The client over real sockets: what it sends, what it survives, what it says."""
 # ruff: noqa: S105, S106 - these tokens are made up
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpu_device_plugin.kubernetes.client.answers import WatchEvent
 from gpu_device_plugin.kubernetes.client.api_client import Client, Timing
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.client.errors import (
@@ -26,12 +27,6 @@ from tests.builders import node, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer, Garbage, Hang, Reset, Slow, Trouble
 from tests.patience import stretched
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    from gpu_device_plugin.kubernetes.client.answers import WatchEvent
 
 
 async def listed(client: Client, **selection: Any) -> list[str]:

@@ -1,8 +1,6 @@
 """Where the API server is, and how we log in."""
 # ruff: noqa: S106 - these tokens are made up
 
-from __future__ import annotations
-
 import base64
 import json
 import subprocess

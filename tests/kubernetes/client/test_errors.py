@@ -1,7 +1,5 @@
 """What the answers of the API server mean."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,10 +1,8 @@
 """What our account may do, and what the server says of itself."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,9 +10,6 @@ from gpu_device_plugin.kubernetes.client.api_client import Client, Server
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.client.errors import Call, UnavailableError
 from tests.cluster_double.api_server import ApiServer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 async def test_a_right_is_what_the_server_grants() -> None:

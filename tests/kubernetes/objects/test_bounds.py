@@ -1,12 +1,11 @@
 """What strangers write into objects is bounded in bytes before it is kept."""
 
-from __future__ import annotations
-
 import gc
 import json
 import tracemalloc
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,9 +22,6 @@ from gpu_device_plugin.report.followed_cluster import FollowedCluster, FollowedP
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.builders import GPU_MEM, container, node, pod
 from tests.claim_values import claim_json, whole_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MIB = 1 << 20
 LONG = 1_400_000

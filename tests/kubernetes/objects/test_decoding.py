@@ -1,7 +1,5 @@
 """What is kept of a pod, and what is ignored."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pods without GPUs, as they are read from the API."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,19 +1,15 @@
 """What kube-scheduler adds up of a pod, as it stands in k8s.io/component-helpers/resource (Kubernetes 1.36)."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
 from gpu_device_plugin.kubernetes.objects.quantity import RequestSums
 from tests.builders import GPU_MEM, container, pod
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 READER = PodReader([GPU_MEM], lambda _key: False, sums=True)
 GIB = 1 << 30

@@ -1,10 +1,9 @@
 """A pod is bound with its promise, or not at all; and whoever asked knows which."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,13 +13,9 @@ from gpu_device_plugin.kubernetes.client.errors import ApiError
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
 from gpu_device_plugin.kubernetes.writers.binder import Binder, BindError, BinderTiming, InDoubtError, PodRef
 from tests.builders import pod
+from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer, Garbage, Hang, Late, Reset, Trouble
 from tests.patience import eventually, stretched
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.cluster_double.api_server import ApiServer
 
 POD = PodRef("default", "a", "u")
 PROMISE = {"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_ASSIGNED": "false"}

@@ -1,21 +1,16 @@
 """What people are told, and how often."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.writers.events import EventSubject, EventWriter, about_node
+from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer, Hang, Reset
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from gpu_device_plugin.kubernetes.client.api_client import Client
-    from tests.cluster_double.api_server import ApiServer
 
 
 class Clock:

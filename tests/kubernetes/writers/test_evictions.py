@@ -1,19 +1,15 @@
 """What came of an eviction, whatever the API server answers."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.writers.evictions import Eviction, EvictionOutcome, evict
 from gpu_device_plugin.model.pods import Pod
 from tests.builders import pod
+from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer, Garbage, Hang
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.kubernetes.client.api_client import Client
-    from tests.cluster_double.api_server import ApiServer
 
 POD = Pod("u", "default", "p")
 CALL = "create pods/eviction default/p"

@@ -1,17 +1,13 @@
 """What the agent says on its own node."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.writers.own_node import NodeMetadata, OwnNode
 from tests.builders import node
+from tests.cluster_double.api_server import ApiServer
 from tests.kubernetes.conftest import beside
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.kubernetes.client.api_client import Client
-    from tests.cluster_double.api_server import ApiServer
 
 NOTES = NodeMetadata(labels={"gpus": "8", "old": None}, annotations={"list": "[1]"})
 

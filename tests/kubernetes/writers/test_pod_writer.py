@@ -1,23 +1,17 @@
 """Annotations that are written in the background. What conflicts do to it stands among the faults."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from gpu_device_plugin.kubernetes.client.errors import ForbiddenError, InvalidError
+from gpu_device_plugin.kubernetes.client.api_client import Client
+from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, InvalidError
 from gpu_device_plugin.kubernetes.writers.pod_writer import PodWriter
 from gpu_device_plugin.model.pods import Pod
-from tests.builders import pod
+from tests.builders import Json, pod
+from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer, Garbage
 from tests.kubernetes.conftest import beside
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.kubernetes.client.api_client import Client
-    from gpu_device_plugin.kubernetes.client.errors import ApiError
-    from tests.builders import Json
-    from tests.cluster_double.api_server import ApiServer
 
 
 async def test_one_patch_carries_all_that_waits_for_a_pod(server: ApiServer, client: Client, eventually: Any) -> None:

@@ -1,7 +1,5 @@
 """Cordons of GPUs are written, read, and survive damage."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The annotation by which a pod names its frameworks."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu_device_plugin.model.contract.variables import read_frameworks

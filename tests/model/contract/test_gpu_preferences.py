@@ -1,7 +1,5 @@
 """The wishes in the annotations of a pod."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The annotation with the MIG instances of the containers of a pod."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu_device_plugin.model.contract.keys import INSTANCES, LONGEST, READ_BY_AGENT, TOO_LONG, MalformedAnnotationError

@@ -1,7 +1,5 @@
 """The keys of annotations and labels on pods and nodes, which other programs know."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu_device_plugin.model.contract.keys import (

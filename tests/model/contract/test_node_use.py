@@ -1,7 +1,5 @@
 """The report of a node's agent: the limits and the use of its GPUs, written, read, and read with their age."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The GPUs of a node as its annotations, labels and capacity describe them."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The labels by which pods select nodes for their GPUs."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The limits of a node are written, and read."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

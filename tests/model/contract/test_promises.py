@@ -1,11 +1,9 @@
 """The GPUs of a pod's containers, as they are written on the pod and read from it."""
 
-from __future__ import annotations
-
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -36,9 +34,6 @@ from gpu_device_plugin.model.gpus import MOST_GPUS
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from tests.resources import COUNT, MEM, RESOURCES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 APP, INIT, SIDECAR = ContainerKind.APP, ContainerKind.INIT, ContainerKind.SIDECAR
 

@@ -1,7 +1,5 @@
 """What is held for a running pod beside its requests: the answers of extender and agent, and which of them counts."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,9 +1,7 @@
 """The decision behind Allocate."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -21,13 +19,8 @@ from gpu_device_plugin.node.rules.admission import (
 )
 from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES, Delivery
 from gpu_device_plugin.node.rules.matching import ContainerRequest, Match, WaitingPod
-from gpu_device_plugin.node.rules.node import Block
+from gpu_device_plugin.node.rules.node import Block, Node
 from tests.nodes import ids, node, uuid
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gpu_device_plugin.node.rules.node import Node
 
 MEMORY, COUNT = Kind.MEMORY, Kind.COUNT
 ASIDE = replace(node(8, 8), blocks={uuid(1): Block(new_pods="cordoned by alice")})

@@ -1,18 +1,13 @@
 """The order of admission, for every interleaving of lists and a watch."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.node.rules.admission_order import AdmissionOrder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 OLD, MIDDLE, YOUNG = (Pod(name, "default", name, created=f"2026-01-01T00:00:0{age}Z") for age, name in enumerate("omy"))
 """Their UIDs: o, m and y."""

@@ -1,9 +1,6 @@
 """The device IDs that are advertised as healthy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -12,11 +9,8 @@ from hypothesis import strategies as st
 from gpu_device_plugin.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.model.shares import SHARES, WHOLE_GPUS
 from gpu_device_plugin.node.rules.advertised_devices import Offer, RecentRefusals, offers
-from gpu_device_plugin.node.rules.node import Block
+from gpu_device_plugin.node.rules.node import Block, Node
 from tests.nodes import ids, node, uuid
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.node.rules.node import Node
 
 MEMORY, COUNT = Kind.MEMORY, Kind.COUNT
 

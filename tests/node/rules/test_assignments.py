@@ -1,7 +1,5 @@
 """The kubelet's records and the API's pods say together which container has how much of which GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gpu_device_plugin.model.allocations import Allocation

@@ -1,7 +1,5 @@
 """What a container gets: its variables, device nodes and CDI names."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gpu_device_plugin.model.gpus import Gpu, Inventory

@@ -1,8 +1,6 @@
 """The pods that have ended although the kubelet's records still show their devices, and the proof that they have."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 from uuid import UUID
 
 import pytest
@@ -11,9 +9,6 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.node.rules.ended_pods import EndedPods, PodsInApi, pods_in_api
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 A, B, C = (str(UUID(int=number)) for number in range(3))
 STATIC = "8eb6c2962b3a2c6a8545e6726b3213a0"

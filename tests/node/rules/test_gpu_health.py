@@ -1,7 +1,5 @@
 """The believed health of a GPU after each kind of observation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,9 +1,7 @@
 """The device IDs in use, and the evidence by which an ID counts as free."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -19,9 +17,6 @@ from gpu_device_plugin.node.rules.ledger import (
     Reservation,
     Use,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 A0, A1, B0, WHOLE = "GPU-a::0", "GPU-a::1", "GPU-b::0", "GPU-b"
 NOBODY: Mapping[str, Reading] = {}

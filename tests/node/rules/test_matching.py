@@ -1,7 +1,5 @@
 """The container that a call of the kubelet belongs to."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import pytest

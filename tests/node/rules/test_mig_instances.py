@@ -1,9 +1,7 @@
 """MIG instances on a node: which IDs are offered, preferred, admitted, and what containers receive."""
 
-from __future__ import annotations
-
+import random
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -27,9 +25,6 @@ from gpu_device_plugin.node.rules.node_config import out_of_service
 from gpu_device_plugin.node.rules.preferred_allocation import PreferredAllocationRequest
 from tests.limiting import granted
 from tests.mig import instance, inventory, mig_node
-
-if TYPE_CHECKING:
-    import random
 
 MEMORY, COUNT, INSTANCE = Kind
 _, WHOLE, SHARE = MigMode

@@ -1,7 +1,5 @@
 """A node at one moment."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gpu_device_plugin.model.mig import MigMode

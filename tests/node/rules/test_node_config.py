@@ -1,7 +1,5 @@
 """What follows for a node from its settings, labels, GPUs and way of serving."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 

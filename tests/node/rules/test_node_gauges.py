@@ -1,7 +1,5 @@
 """Each figure of a node and its GPUs has its name, and one that is unknown no line."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gpu_device_plugin.model.contract.node_use import GpuUse, NodeUse

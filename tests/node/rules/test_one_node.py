@@ -6,10 +6,9 @@ records of them, neither of which is complete. Up to 1.31 it keeps the pod that 
 to the Kubernetes API, or has none.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from random import Random
 from uuid import UUID
 
 from hypothesis import settings
@@ -27,15 +26,9 @@ from gpu_device_plugin.node.rules.advertised_devices import offers
 from gpu_device_plugin.node.rules.ended_pods import EndedPods, PodsInApi, pods_in_api
 from gpu_device_plugin.node.rules.ledger import SETTLING_S, Ledger, Reading, ReleaseEvidence
 from gpu_device_plugin.node.rules.matching import ContainerRequest, Match, Matched, WaitingPod
-from gpu_device_plugin.node.rules.node import Block
+from gpu_device_plugin.node.rules.node import Block, Node
 from gpu_device_plugin.node.rules.preferred_allocation import UNMATCHED, PreferredAllocationRequest
 from tests.nodes import node, uuid
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from random import Random
-
-    from gpu_device_plugin.node.rules.node import Node
 
 MEMORY, COUNT = Kind.MEMORY, Kind.COUNT
 APP, INIT = ContainerKind.APP, ContainerKind.INIT

@@ -1,10 +1,8 @@
 """The position of each GPU after a restart of the program."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -16,9 +14,6 @@ from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.shares import Shares
 from gpu_device_plugin.node.rules.positions import in_order, listed_before
 from tests.mig import gpus, instance, inventory
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def gpu(name: str, slot: int | None = None, index: int = 0) -> Gpu:

@@ -1,10 +1,8 @@
 """The answer to GetPreferredAllocation."""
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import example, given
@@ -15,13 +13,9 @@ from gpu_device_plugin.model.placing import POLICIES
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import parse_id
 from gpu_device_plugin.node.rules.matching import Call, ContainerRequest, Match, Matched, WaitingPod
+from gpu_device_plugin.node.rules.node import Node
 from gpu_device_plugin.node.rules.preferred_allocation import UNMATCHED, PreferredAllocationRequest
 from tests.nodes import ids, node, uuid
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from gpu_device_plugin.node.rules.node import Node
 
 BINPACK, SPREAD = POLICIES["binpack"], POLICIES["spread"]
 

@@ -1,7 +1,5 @@
 """In which way a node is to serve."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu_device_plugin.node.rules.serving_mode import ServingMode, wanted_mode

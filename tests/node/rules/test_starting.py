@@ -1,8 +1,6 @@
 """Whether the devices of a container that is about to start are still its own."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 
@@ -11,9 +9,6 @@ from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.rules.admission import DELETING, FREED, Start, why_not_its_own
 from gpu_device_plugin.node.rules.ledger import IdState, Ledger
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
 
 IDS = ("GPU-0::0", "GPU-0::1")
 CALLED = 100.0

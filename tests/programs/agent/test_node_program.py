@@ -1,14 +1,13 @@
 """The settings of a node: by its label before the agent begins, and as they change while it runs."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import pytest
@@ -24,9 +23,6 @@ from tests.node.cluster_harness import NODE, Cluster, cluster
 from tests.node.harness import gpus_of, pod, registering
 from tests.patience import patience
 from tests.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 CONFIG = "gpu-device-plugin/config"
 BIG = {CONFIG: "big"}

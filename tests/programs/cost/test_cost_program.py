@@ -1,13 +1,13 @@
 """`gpu-device-plugin cost`, from the command line to what is printed and to what a mistake is answered with."""
 
-from __future__ import annotations
-
 import json
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
@@ -17,10 +17,6 @@ from gpu_device_plugin.features.cost.rules import GIVEN, MEMORY
 from gpu_device_plugin.programs.cost.cost_program import main
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.ports import free_ports
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PERIOD = ("--from", "2024-10-01T00:00:00Z", "--to", "2024-10-01T04:00:00Z", "--step", "1h")
 BEGIN = 1727740800

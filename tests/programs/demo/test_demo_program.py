@@ -1,7 +1,5 @@
 """The demo: it shows what happens, and its exit code says whether it happened as told."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import os
@@ -15,9 +13,10 @@ import sys
 import tempfile
 import termios
 import time
+from collections.abc import Iterator
 from ctypes.util import find_library
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 import pytest
 
@@ -25,15 +24,10 @@ from gpu_device_plugin import cli
 from gpu_device_plugin.programs.demo.demo_program import play
 from gpu_device_plugin.programs.demo.scenes import SCENES
 from gpu_device_plugin.programs.demo.stage import DemoStage, Look, frame
-from gpu_device_plugin.programs.demo.story import SceneContent
+from gpu_device_plugin.programs.demo.story import SceneContent, Story
 from gpu_device_plugin.programs.demo.world import DemoError, World
 from tests.nodes import node
 from tests.patience import stretched
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from gpu_device_plugin.programs.demo.story import Story
 
 DEMO = [sys.executable, "-m", "gpu_device_plugin", "demo"]
 ESCAPE = "\x1b"

@@ -1,7 +1,5 @@
 """A node as a table."""
 
-from __future__ import annotations
-
 import re
 
 from hypothesis import given

@@ -1,9 +1,8 @@
 """The running agent is found by its command line, and asked over its own pages."""
 
-from __future__ import annotations
-
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -16,10 +15,6 @@ from tests.names import COUNT, MEM
 from tests.node.harness import world
 from tests.patience import stretched
 from tests.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 
 def process(proc: Path, number: int, words: Sequence[str], environ: Mapping[str, str] | None = None) -> None:

@@ -1,12 +1,10 @@
 """`gpu-device-plugin doctor` on a node made for the test: it tells what is there, and nothing holds it up."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -34,6 +32,7 @@ from gpu_device_plugin.programs.doctor.node_reading import Running
 from gpu_device_plugin.programs.doctor.rules.symptoms import ApiSeen, NodeSymptoms, Profiles
 from gpu_device_plugin.report.rules.finding import Severity, Unknown, examine
 from gpu_device_plugin.settings.knobs import UsageError
+from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from tests.cluster_double.troubles import Answer, Garbage
 from tests.configmap import mount
@@ -41,16 +40,10 @@ from tests.deploy.calls import AGENT, rights_needed
 from tests.findings import told
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import NODE, Cluster, cluster
-from tests.node.harness import world
+from tests.node.harness import NodeWorld, world
 from tests.ports import free_port
 from tests.reporting import NODE_CHECKS as CHECKS
 from tests.reports import SINCE, part, written
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from gpu_device_plugin.settings.node import NodeSettings
-    from tests.node.harness import NodeWorld
 
 NOWHERE = DoctorPlace(in_container=True, driver_s=120, answer_s=60)
 

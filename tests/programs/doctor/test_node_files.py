@@ -1,10 +1,8 @@
 """What the files of a node say, on machines put together for the test: of runtimes, the toolkit and memory limits."""
 
-from __future__ import annotations
-
 import json
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -26,9 +24,6 @@ from gpu_device_plugin.report.rules.finding import Unknown
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.testing.kubelet.kubelet_files import Grant, write_checkpoint
 from tests.names import COUNT, MEM
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CONTAINERD_1 = """
 version = 2

@@ -1,23 +1,17 @@
 """Which container runtime the kubelet uses, and what that reads, on machines put together for the test."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import tomllib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from gpu_device_plugin.programs.doctor.node_reading import cdi_devices, inside, runtimes
+from gpu_device_plugin.programs.doctor.rules.symptoms import Runtime
 from tests.programs.doctor.test_node_files import CONTAINERD_1, CONTAINERD_2, CRI_O, DOCKER, put
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from gpu_device_plugin.programs.doctor.rules.symptoms import Runtime
 
 CONFIG, DROP_IN = "etc/containerd/config.toml", "etc/containerd/conf.d/99-nvidia.toml"
 IMPORT = 'imports = ["/etc/containerd/conf.d/*.toml"]'

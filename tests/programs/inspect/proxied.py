@@ -6,16 +6,14 @@ import json
 import socketserver
 import tempfile
 import threading
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Answer = tuple[int, Any]
-    """The HTTP status, and what becomes JSON; or bytes."""
+Answer = tuple[int, Any]
+"""The HTTP status, and what becomes JSON; or bytes."""
 
 KUBECTL = """\
 #!/bin/sh

@@ -1,22 +1,17 @@
 """The doctor of a cluster reads what the agents remember, of those that can be asked."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from gpu_device_plugin.features.history.contract import NodeHistory
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.report.rules.finding import Unknown
 from tests.findings import told
 from tests.programs.inspect.proxied import failure, forbidden
 from tests.programs.inspect.test_cluster_reading import kubectl, listed, read, well
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-
-    from gpu_device_plugin.features.history.contract import NodeHistory
 
 HOT = {
     "at": "2026-11-28T12:00:00Z",

@@ -1,17 +1,13 @@
 """`kubectl inspect gpushare` in a cluster where a node gives its GPUs to ResourceClaims and another one to limits."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.claim_values import UUIDS, claim_json, part_json, whole_json
 from tests.programs.inspect.test_inspect_program import NO_AGENT, World, gpu, node, pod
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GROUP = "resource.k8s.io"
 FORBIDDEN = [["list", "resourceclaims", ""]]

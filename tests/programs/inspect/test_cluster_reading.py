@@ -1,13 +1,12 @@
 """`kubectl inspect gpushare doctor`, over a kubectl made for the test: what the API shows is what the checks see."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -18,7 +17,7 @@ from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS
 from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.programs.doctor.rules.component_checks import ADMISSION_POLICIES
-from gpu_device_plugin.programs.doctor.rules.symptoms import Karpenter, Lease
+from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms, Karpenter, Lease
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.report.rules.finding import Unknown
@@ -28,11 +27,6 @@ from tests.programs.inspect.proxied import ProxiedApi, failure, forbidden
 from tests.reports import SINCE, written
 from tests.reports import part as reported
 from tests.resources import RESOURCES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms
 
 PROXY = "/api/v1/namespaces/gpushare/pods/scheduler-0:9402/proxy/metrics"
 

@@ -1,7 +1,5 @@
 """A cluster as tables."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu_device_plugin.programs.inspect.gpushare_layout import details, summary, wide

@@ -1,7 +1,5 @@
 """`kubectl inspect gpushare`, from the command line to what is printed, over a kubectl made for the test."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -21,7 +20,9 @@ from gpu_device_plugin.kubernetes.client.api_client import Timing
 from gpu_device_plugin.kubernetes.client.errors import ApiError
 from gpu_device_plugin.kubernetes.kubectl import reaching
 from gpu_device_plugin.kubernetes.objects.decoding import NODES
+from gpu_device_plugin.model.contract.node_use import ContainerUse
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.programs.inspect.arguments import parse
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.testing.cluster.cluster_kinds import field_selector
@@ -31,12 +32,6 @@ from tests.patience import stretched, until
 from tests.programs.inspect.proxied import ProxiedApi, failure, forbidden
 from tests.reporting import COMMANDS
 from tests.reports import SINCE, part, written
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from gpu_device_plugin.model.contract.node_use import ContainerUse
-    from gpu_device_plugin.model.resources import Resource
 
 PROG = "kubectl inspect gpushare"
 GOLDEN = Path(__file__).parents[2] / "golden" / "inspect"

@@ -1,7 +1,5 @@
 """The agent's labels and annotations on a node are distinguished from those of others."""
 
-from __future__ import annotations
-
 from gpu_device_plugin.features.capacity.contract import kept
 from gpu_device_plugin.model.contract.keys import (
     CORDONS,

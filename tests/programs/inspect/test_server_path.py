@@ -1,11 +1,10 @@
 """Clusters whose API has a path on its server, as behind Rancher and other gateways, over any version of kubectl."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -18,10 +17,6 @@ from tests.cluster_double.api_server import ApiServer
 from tests.patience import REAL_S, eventually
 from tests.programs.inspect.test_inspect_program import World, gpu, node, pod, world  # noqa: F401 - a fixture
 from tests.programs.web.test_kubeconfig import Home, home, running, session  # noqa: F401 - a fixture
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 PATH = "/k8s/clusters/c-m%20x"
 

@@ -1,7 +1,5 @@
 """`kubectl inspect gpushare` on a terminal: it fits, it is drawn again, and it leaves the terminal as it was."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -14,8 +12,9 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -26,9 +25,6 @@ from tests.patience import stretched, until
 from tests.programs.inspect.test_inspect_program import World, gpu, node, pod
 from tests.reporting import COMMANDS
 from tests.reports import part, written
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 PROGRAM = (
     "import signal, sys; signal.signal(signal.SIGHUP, signal.{}); "

@@ -1,7 +1,5 @@
 """One picture of the cluster that fits a terminal."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

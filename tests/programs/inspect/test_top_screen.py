@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
+from textual.pilot import Pilot
 from textual.widgets import Input
 
 from gpu_device_plugin.programs.inspect.top_picture import Picture
@@ -15,11 +16,6 @@ from gpu_device_plugin.programs.inspect.top_screen import Top
 from gpu_device_plugin.report.rules.columns import Line, Tone
 from gpu_device_plugin.report.rules.terminal_tables import PodRow
 from tests.views import node_view, pod_on
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from textual.pilot import Pilot
 
 WAITS = PodRow("ml/[red]want\x1b", "", "-", "aliyun.com/gpu-mem: 3", 0, state="waits")
 FEW = Picture(

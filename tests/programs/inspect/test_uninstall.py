@@ -1,9 +1,9 @@
 """`kubectl inspect gpushare uninstall` removes what sharing left on nodes, says what, and touches nothing else."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +11,6 @@ from gpu_device_plugin.testing.cluster.cluster_store import merge
 from tests import builders
 from tests.names import MEM
 from tests.programs.inspect.test_inspect_program import World
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 
 class Nodes(World):

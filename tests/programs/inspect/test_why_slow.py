@@ -1,14 +1,14 @@
 """`kubectl inspect gpushare why` for running pods, over the HTTP of an agent that remembers what slowed them."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from gpu_device_plugin.features.history.contract import NodeHistory
 from gpu_device_plugin.features.history.rules.slowness import slowness
 from gpu_device_plugin.model.contract.node_use import GpuUse
 from gpu_device_plugin.model.times import rfc3339
@@ -16,11 +16,6 @@ from tests.programs.inspect.proxied import forbidden
 from tests.programs.inspect.test_inspect_program import World, gpu, node, pod
 from tests.reports import part, written
 from tests.slow_pods import CAUSES, HEALTHY, history, on, other, slowed
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gpu_device_plugin.features.history.contract import NodeHistory
 
 AGENT = "/api/v1/namespaces/gpushare/pods/gpushare-node-a:9394/proxy"
 

@@ -1,10 +1,9 @@
 """The simulator guarantees pods less than they ask for, and tells by hand-worked recordings what that costs."""
 
-from __future__ import annotations
-
 import json
 import random
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +15,6 @@ from gpu_device_plugin.programs.simulate.burst import Borrower, Replayed, guaran
 from gpu_device_plugin.programs.simulate.model import Recording, Workload
 from gpu_device_plugin.programs.simulate.simulate_program import main
 from gpu_device_plugin.settings.knobs import UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STEP_S = 300.0
 ANSWER = (

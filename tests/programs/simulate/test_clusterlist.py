@@ -1,9 +1,8 @@
 """What kubectl prints of a cluster becomes nodes, a queue, and the pods that run."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -12,13 +11,9 @@ from gpu_device_plugin.kubernetes.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.model.contract.keys import NODE_GPUS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus, write_node_gpus
 from gpu_device_plugin.programs.simulate.clusterlist import read_cluster
+from gpu_device_plugin.programs.simulate.model import Inputs
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.builders import container, node, pod
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.programs.simulate.model import Inputs
 
 PLACED = {"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_ASSIGNED": "true"}
 

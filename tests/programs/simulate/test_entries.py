@@ -1,7 +1,5 @@
 """Nodes and pods in words."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu_device_plugin.features.learning.rules.workload_mix import PodKind

@@ -1,7 +1,5 @@
 """Policies side by side, and how many nodes are needed."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in

@@ -1,11 +1,9 @@
 """The simulator places pods as the rules say."""
 
-from __future__ import annotations
-
 import random
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,9 +14,6 @@ from gpu_device_plugin.programs.simulate.experiment import POLICIES, run
 from gpu_device_plugin.programs.simulate.model import Workload, capacity_of, departing, until
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.mixes import A10, KINDS, MIG, T4
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 start = Start.empty
 NODES = [start("t0", T4), start("t1", T4), start("a0", A10), start("a1", A10), start("t2", T4)]

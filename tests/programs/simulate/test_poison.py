@@ -4,24 +4,18 @@
 80 shares cost 7 to 14 % of the GPUs, and 800 cost 9 to 14 %.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 
 from bench.policies import BestFit
 from gpu_device_plugin.features.learning.rules.arrivals import Placer, Start
 from gpu_device_plugin.features.learning.rules.marginal_value import Appraiser
+from gpu_device_plugin.features.learning.rules.price_learning import Tables
 from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind, WorkloadMix
 from gpu_device_plugin.programs.simulate.model import Workload, capacity_of, shares_of, until
 from tests.searches import studied
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from gpu_device_plugin.features.learning.rules.price_learning import Tables
 
 MOST_LOST = 0.005
 H100 = NodeType((80,) * 8, ("H100",) * 8, 128_000, 1 << 20)

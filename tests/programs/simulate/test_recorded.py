@@ -1,7 +1,5 @@
 """Recorded use is read from a list of ours, and from what Prometheus answers."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,12 +1,11 @@
 """`gpu-device-plugin simulate`, from the command line to what is printed."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +20,6 @@ from gpu_device_plugin.programs.simulate.simulate_program import Bar, main
 from gpu_device_plugin.programs.simulate.sources import MOST_BYTES
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.builders import container, node, pod
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NODES = ("--nodes", "1x gpus=1 mem=10")
 PODS = ("--pods", "1x mem=6; 1x mem=4")

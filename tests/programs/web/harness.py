@@ -1,32 +1,25 @@
 """The page's server over a double of the API server, and a browser's side of HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import json
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 
-from gpu_device_plugin.features.report_features import REPORT
+from gpu_device_plugin.features.report_features import REPORT, ReportParts
 from gpu_device_plugin.kubernetes.client.api_client import Client, Timing
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
-from gpu_device_plugin.programs.web.callers import LocalCallers
+from gpu_device_plugin.programs.web.callers import Callers, LocalCallers
+from gpu_device_plugin.programs.web.figures import AgentFigures
 from gpu_device_plugin.programs.web.web_program import PageServer
 from gpu_device_plugin.programs.web.web_routes import AboutPage
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.forms import Address
+from tests.cluster_double.api_server import ApiServer
 from tests.patience import QUIET_S, stretched
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from gpu_device_plugin.features.report_features import ReportParts
-    from gpu_device_plugin.programs.web.callers import Callers
-    from gpu_device_plugin.programs.web.figures import AgentFigures
-    from tests.cluster_double.api_server import ApiServer
 
 RESOURCES = ResourceSettings().offered
 PATIENT = Timing(connect_s=20, request_s=20, watch_s=30, silence_s=30)

@@ -3,8 +3,6 @@
 ``python -m tests.programs.web.kubectl_double HOME WORD...``; HOME holds ``script.json``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

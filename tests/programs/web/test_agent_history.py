@@ -1,10 +1,9 @@
 """What agents remember, as the page's server passes it on: to whom, how often it asks, and what it says without it."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,15 +15,9 @@ from gpu_device_plugin.programs.web.figures import KEPT_S, AgentFigures, AgentHi
 from tests.cluster_double.troubles import Answer
 from tests.histories import hour, summary, used_by
 from tests.patience import eventually
-from tests.programs.web.harness import served_by
+from tests.programs.web.harness import Page, served_by
 from tests.programs.web.test_page_server import Users, WithoutNodes, bearer
-from tests.remembering import remembering
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.programs.web.harness import Page
-    from tests.remembering import Remembering
+from tests.remembering import Remembering, remembering
 
 XID = summary().name
 GPU_0 = "api/v1/history/t4-1?gpu=0"

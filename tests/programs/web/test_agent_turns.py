@@ -1,7 +1,5 @@
 """Whose turn it is to be read, of many agents."""
 
-from __future__ import annotations
-
 from gpu_device_plugin.programs.web.figures import Attempt, due, shared
 
 PACE = {"every_s": 10.0, "longest_s": 300.0}

@@ -1,27 +1,22 @@
 """Who calls the page in a cluster, and what he may see: by the API server's reviews alone."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import pytest
 
+from gpu_device_plugin.kubernetes.client.answers import ApiAnswer
 from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.client.errors import ApiError, UnavailableError
+from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind
 from gpu_device_plugin.programs.web.callers import AccessReviews, Caller, CallerScope, ReviewedCallers, User
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.reviews import Account
 from tests.cluster_double.troubles import Answer, Garbage, Hang, Slow
 from tests.patience import eventually, stretched
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-
-    from gpu_device_plugin.kubernetes.client.answers import ApiAnswer
-    from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind
 
 ANNA = Account(
     "anna",

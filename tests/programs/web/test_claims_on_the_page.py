@@ -1,9 +1,8 @@
 """ResourceClaims on the page: followed once a node serves them, and told to be missing where they cannot be read."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -14,9 +13,6 @@ from tests.claim_values import claim_json, part_json, serving
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer
 from tests.programs.web.harness import served
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 @pytest.fixture

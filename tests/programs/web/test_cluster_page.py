@@ -1,15 +1,14 @@
 """The page's server in a cluster, from the settings to a browser with a token."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import pytest
@@ -23,9 +22,6 @@ from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.reviews import Account
 from tests.patience import eventually, stretched
 from tests.programs.web.harness import in_words
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 @pytest.fixture

@@ -1,11 +1,10 @@
 """The use of nodes from their agents' own pages, and what is shown where it cannot be read."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -14,6 +13,7 @@ from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.model.contract.node_use import SERVED, GpuUse, NodeUse, write_node_use
 from gpu_device_plugin.programs.web.figures import AgentFigures
+from gpu_device_plugin.report.rules.finding import Finding
 from tests.builders import node, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.cluster_double.troubles import Answer, Hang
@@ -21,12 +21,6 @@ from tests.patience import eventually
 from tests.programs.web.harness import served_by
 from tests.programs.web.test_page_server import Users, WithoutNodes, bearer, bound
 from tests.reports import SINCE, part, written
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
-
-    from gpu_device_plugin.report.rules.finding import Finding
-
 
 LABELS = {"app.kubernetes.io/name": "gpushare", "app.kubernetes.io/component": "node"}
 

@@ -1,7 +1,5 @@
 """`kubectl inspect gpushare web`: the command as a process, over a kubectl made for the test."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -10,10 +8,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import pytest
@@ -22,9 +21,6 @@ from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, reachin
 from tests.builders import container, node, pod
 from tests.cluster_double.api_server import ApiServer
 from tests.patience import eventually, stretched
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 ROOT = Path(__file__).parents[3]
 

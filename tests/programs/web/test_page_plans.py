@@ -1,10 +1,9 @@
 """Plans of moves on the page: the same as on the terminal, for those who may see all of it, one at a time."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -19,9 +18,6 @@ from tests.cluster_double.troubles import Hang
 from tests.patience import eventually
 from tests.programs.web.harness import Page, served, served_by
 from tests.programs.web.test_page_server import READABLE, bearer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 PLAN = "api/v1/plans/default/want"
 VIEWER = {("get", "pods", ""), ("list", "nodes", ""), ("list", "poddisruptionbudgets.policy", "")}

@@ -6,10 +6,12 @@ import asyncio
 import json
 import socket
 import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import FrameType
+from typing import Any, NoReturn
 
 import aiohttp
 import pytest
@@ -35,10 +37,6 @@ from tests.cluster_double.troubles import Answer, Hang
 from tests.patience import eventually, stretched
 from tests.programs.web.harness import Page, Stream, served, served_by
 from tests.reports import part, written
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
-    from types import FrameType
 
 READABLE = {("list", "pods"), ("watch", "pods"), ("get", "pods"), ("list", "events")}
 

@@ -1,7 +1,5 @@
 """The containers of a pod as the page shows them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,28 +1,23 @@
 """The page over a real kubectl and a real API server (KUBE_BIN), with the rights of two accounts."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
 from gpu_device_plugin.kubernetes.client.api_client import Client
+from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS, ObjectKind
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from tests.builders import GPU_MEM, container, pod
+from tests.kubernetes.conftest import RealServer
 from tests.patience import REAL_S
 from tests.programs.web.harness import Page, Stream, served_by
 from tests.programs.web.test_kubeconfig import Command, Home, running
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from gpu_device_plugin.kubernetes.client.config import ClusterConfig
-    from tests.kubernetes.conftest import RealServer
 
 _TOKEN_REVIEWS = ObjectKind("tokenreviews", group="authentication.k8s.io")
 

@@ -1,7 +1,5 @@
 """Who sees what of what agents remember."""
 
-from __future__ import annotations
-
 from gpu_device_plugin.programs.web.figures import seen_history, seen_summary
 from tests.histories import hour, summary, used_by
 

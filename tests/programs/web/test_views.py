@@ -1,7 +1,5 @@
 """Which nodes come first when several readers look."""
 
-from __future__ import annotations
-
 from gpu_device_plugin.programs.web.streams import MOST_NODES, Views
 
 

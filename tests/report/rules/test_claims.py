@@ -1,7 +1,5 @@
 """Nodes that serve ResourceClaims, and the holders of claims, in every table and on the page."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gpu_device_plugin.features.claims.contract import DeviceRequest

@@ -1,7 +1,5 @@
 """Cells in columns, within the width of a terminal."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu_device_plugin.report.rules.columns import Layout, Line, Row, Tone, columns, fitted, padded, table

@@ -1,20 +1,15 @@
 """GPUs that are put aside are shown with who, when and why, wherever GPUs are shown."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.mig.report import instance_facts
 from gpu_device_plugin.model.contract.node_use import NodeReport, NodeUse
 from gpu_device_plugin.programs.inspect.gpushare_layout import details, summary, wide
 from gpu_device_plugin.report.rules.columns import Tone
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.overview_document import node_document
 from gpu_device_plugin.report.rules.terminal_tables import folded
 from tests.views import WHOLE, mig_view, node_view, pod_on, put_aside
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.report.rules.node_view import NodeView
 
 SAYS = "cordoned by alice at 2026-11-28T18:00:00Z because: loud"
 

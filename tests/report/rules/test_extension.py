@@ -1,7 +1,5 @@
 """What features plug into the report."""
 
-from __future__ import annotations
-
 from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.report.rules.extension import ReportFeature, foreign_annotations
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest

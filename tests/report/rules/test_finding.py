@@ -1,7 +1,5 @@
 """What the doctor says: one line for each finding, advice below it, and an exit code by the worst."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,23 +1,17 @@
 """The GPUs of a cluster in a table that fits a terminal."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.model.contract.node_use import GpuUse
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.report.rules.columns import Tone, columns
-from gpu_device_plugin.report.rules.node_view import sums_of
+from gpu_device_plugin.report.rules.node_view import NodeView, sums_of
 from gpu_device_plugin.report.rules.printing import gib
 from gpu_device_plugin.report.rules.terminal_tables import figures_age, folded, wrapped
 from tests.reports import ASKED, SINCE, part, report
 from tests.views import node_view, pod_on
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.report.rules.node_view import NodeView
 
 H200 = "NVIDIA H200"
 

@@ -1,7 +1,5 @@
 """Whole MIG instances of a node, and the pods that have them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

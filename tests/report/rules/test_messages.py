@@ -1,13 +1,12 @@
 """The server's messages in Chinese, each as the code of the server makes it now."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -24,17 +23,12 @@ from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.programs.web.watched import missing_right
 from gpu_device_plugin.report.rules.extension import Kept, SchedulingStatus
 from gpu_device_plugin.report.rules.finding import Finding, Message, ago, few, note
-from gpu_device_plugin.report.rules.node_answers import describe, explain, what_makes_room, why_waits
+from gpu_device_plugin.report.rules.node_answers import NodeAnswer, describe, explain, what_makes_room, why_waits
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.reporting import answers
 from tests.reports import ASKED, SINCE, part, report
 from tests.views import node_view, pod_on, put_aside
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from gpu_device_plugin.report.rules.node_answers import NodeAnswer
 
 PACKAGE = Path(gpu_device_plugin.__file__).parent
 CHINESE: dict[str, str] = json.loads((PACKAGE / "programs/web/page/zh.json").read_text(encoding="utf-8"))["messages"]

@@ -1,7 +1,5 @@
 """MIG instances in the tables and documents that people and their tools read."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gpu_device_plugin.model.contract.node_use import GpuUse

@@ -1,9 +1,8 @@
 """Why a pod does not fit, in words."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
@@ -12,19 +11,14 @@ from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules import node_answers
 from gpu_device_plugin.report.rules.extension import Kept
-from gpu_device_plugin.report.rules.finding import note
+from gpu_device_plugin.report.rules.finding import Finding, note
 from gpu_device_plugin.report.rules.node_answers import describe, explain, explain_briefly
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.names import MEM
 from tests.reporting import answers
 from tests.resources import RESOURCES
 from tests.views import node_view, pod_on
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from gpu_device_plugin.report.rules.finding import Finding
-    from gpu_device_plugin.report.rules.node_view import NodeView
 
 
 def wanting(*demands: Demand, preferences: GpuSelector | None = None) -> GpuRequest:

@@ -1,7 +1,5 @@
 """Who is on which GPU of a node, and how much that is."""
 
-from __future__ import annotations
-
 from gpu_device_plugin.report.rules.node_view import PodShare
 from gpu_device_plugin.scheduler.rules.usage import Usage
 from tests.views import node_view, pod_on

@@ -1,7 +1,5 @@
 """Nodes as JSON: in full for programs, and in brief for the page, under the same keys."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

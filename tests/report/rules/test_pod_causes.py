@@ -1,10 +1,9 @@
 """What there is to know of a pod before one looks at any node."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,17 +12,13 @@ from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules.extension import SchedulingStatus
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.findings import facts
 from tests.names import COUNT, MEM
 from tests.reporting import causes
 from tests.resources import RESOURCES
 from tests.views import WHOLE, holder, mig_view, node_view
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from gpu_device_plugin.report.rules.node_view import NodeView
 
 NODES = {"n": node_view("n", (15, 15))}
 OURS = SchedulingStatus(

@@ -1,7 +1,5 @@
 """The pods with GPUs, each on its GPUs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What others wrote, as it is shown."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

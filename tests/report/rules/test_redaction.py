@@ -1,7 +1,5 @@
 """A node for a reader who may not see all of its pods."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gpu_device_plugin.report.rules.overview_document import HIDDEN, redacted

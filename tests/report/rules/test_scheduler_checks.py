@@ -1,14 +1,13 @@
 """What keeps kube-scheduler from a node besides its GPUs."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Taint
 from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.pod_causes import besides, exclusions
 from gpu_device_plugin.scheduler.rules.node_constraints import (
     CORDON,
@@ -24,11 +23,8 @@ from tests.names import COUNT, MEM
 from tests.resources import RESOURCES
 from tests.views import changed, mig_view, node_view, pod_on
 
-if TYPE_CHECKING:
-    from gpu_device_plugin.report.rules.node_view import NodeView
-
-    Around = dict[str, Any]
-    """Taints and labels."""
+Around = dict[str, Any]
+"""Taints and labels."""
 
 FOUR = GpuRequest((Part(Demand(Kind.MEMORY, 4)),))
 ONE_GPU = GpuRequest((Part(Demand(Kind.COUNT, 1)),))

@@ -1,26 +1,21 @@
 """The states of nodes, GPUs and parts: one table for terminal and page."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from gpu_device_plugin.model.contract.node_use import GpuUse
+from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.report.rules.columns import Tone
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.overview_document import node_document, redacted
 from gpu_device_plugin.report.rules.state_words import State, gpu_states, node_states, part_states
 from gpu_device_plugin.report.rules.terminal_tables import pod_rows
 from tests.claim_values import serving_view
 from tests.reports import ASKED, BORROWER, SINCE, part, report
 from tests.views import changed, mig_view, node_view, pod_on, put_aside, with_instances
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.model.contract.node_use import ContainerUse
-    from gpu_device_plugin.report.rules.node_view import NodeView
 
 LATER = "2026-11-22T10:56:00Z"
 OVER = replace(part("web", used=9000), over_since=SINCE)

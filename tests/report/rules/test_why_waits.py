@@ -1,25 +1,19 @@
 """Why a pod waits and what would make room, in one sentence each."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.report.rules.extension import Kept, SchedulingStatus
-from gpu_device_plugin.report.rules.finding import note
+from gpu_device_plugin.report.rules.finding import Finding, note
 from gpu_device_plugin.report.rules.node_answers import NodeAnswer, asked_amounts, what_makes_room, why_waits
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.reporting import answers
 from tests.views import node_view, pod_on
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from gpu_device_plugin.report.rules.finding import Finding
-    from gpu_device_plugin.report.rules.node_view import NodeView
 
 RESOURCES = ResourceSettings().offered
 MEM, COUNT = (resource.name for resource in RESOURCES)

@@ -1,7 +1,5 @@
 """A node as a pod meets it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

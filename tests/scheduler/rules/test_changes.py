@@ -1,7 +1,5 @@
 """What changed last."""
 
-from __future__ import annotations
-
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.changes import ChangeLog, View
 

@@ -1,10 +1,9 @@
 """From what a pod asks to what the kubelet gives it: no step says anything but the one before it."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import TYPE_CHECKING
+from random import Random
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -13,9 +12,9 @@ from gpu_device_plugin.model.contract.cordons import Cordon
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuSelector
 from gpu_device_plugin.model.contract.keys import SPLIT_LABEL
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
-from gpu_device_plugin.model.contract.promises import promises
+from gpu_device_plugin.model.contract.promises import Promise, promises
 from gpu_device_plugin.model.gpus import Closeness, Links
-from gpu_device_plugin.model.placing import POLICIES, Demand
+from gpu_device_plugin.model.placing import POLICIES, Demand, Placement, Room
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate
@@ -24,13 +23,6 @@ from gpu_device_plugin.scheduler.rules.fitting import Fit, fit, unfit
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part, ask
 from gpu_device_plugin.scheduler.rules.usage import NOTHING, Usage, promise, usage_of
 from tests.resources import COUNT, MEM, RESOURCES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from random import Random
-
-    from gpu_device_plugin.model.contract.promises import Promise
-    from gpu_device_plugin.model.placing import Placement, Room
 
 MODELS = ("Tesla T4", "NVIDIA A10")
 

@@ -1,7 +1,5 @@
 """No pod is placed on a GPU that is put aside; what runs there counts, and uncordoned the node is as it was."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

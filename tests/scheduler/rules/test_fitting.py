@@ -1,7 +1,5 @@
 """A whole pod on one node, or why it does not fit there."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """How much memory the terms of a pod take, of which the API bounds little."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu_device_plugin.model.nodes import NodeRecord

@@ -1,7 +1,5 @@
 """Packing the containers of a pod, for many nodes within a budget of steps."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest

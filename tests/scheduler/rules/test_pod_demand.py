@@ -1,7 +1,5 @@
 """What a pod asks of a node's GPUs."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector

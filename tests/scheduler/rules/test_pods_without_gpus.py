@@ -1,7 +1,5 @@
 """Pods without GPUs take CPU and memory of their nodes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import given

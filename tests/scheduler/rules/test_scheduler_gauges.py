@@ -1,7 +1,5 @@
 """Each figure of a cluster has its name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gpu_device_plugin.model.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus

@@ -1,7 +1,5 @@
 """How well a node suits a pod."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest

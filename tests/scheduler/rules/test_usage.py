@@ -1,9 +1,7 @@
 """What a pod takes of its node's GPUs."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -21,13 +19,11 @@ from gpu_device_plugin.model.contract.keys import (
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.placing import Placement
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.scheduler.rules.candidate import rooms_of
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.scheduler.rules.usage import NOTHING, Usage, Usages, promise, usage_of
 from tests.resources import COUNT, MEM
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.model.resources import Resource
 
 SIZES = {0: 15, 1: 15}
 KINDS = {"i": ContainerKind.INIT, "s": ContainerKind.SIDECAR, "c": ContainerKind.APP}

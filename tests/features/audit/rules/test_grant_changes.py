@@ -1,7 +1,5 @@
 """Which audit records follow from what containers held before and hold now."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

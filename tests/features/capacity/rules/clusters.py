@@ -1,10 +1,10 @@
 """Small random clusters to move pods in, and a search that knows nothing of how plans are found."""
 
-from __future__ import annotations
-
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.features.capacity.rules.movable import (
     Fits,
@@ -24,14 +24,10 @@ from gpu_device_plugin.scheduler.rules.fitting import Fit, fit
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Iterator, Mapping, Sequence
-
-    Place = tuple[str, tuple[tuple[int, int, bool], ...]]
-    """A node, and there (position, shares, whether all of the GPU)."""
-    State = tuple[tuple[Place, ...], tuple[int, ...]]
-    """The place of each pod, and the evictions by budget."""
+Place = tuple[str, tuple[tuple[int, int, bool], ...]]
+"""A node, and there (position, shares, whether all of the GPU)."""
+State = tuple[tuple[Place, ...], tuple[int, ...]]
+"""The place of each pod, and the evictions by budget."""
 
 MODELS = ("T4", "A10")
 

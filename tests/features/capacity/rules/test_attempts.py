@@ -1,7 +1,5 @@
 """Whoever asked for nodes in vain waits twice as long each time, and so does a namespace with many of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu_device_plugin.features.capacity.rules.node_requests import Asker, Attempts

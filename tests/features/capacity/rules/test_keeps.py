@@ -1,9 +1,7 @@
 """Nodes that the extender keeps from autoscalers, beside what people wrote; and GPUs that people put aside."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -11,9 +9,6 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.features.capacity.contract import kept, let_go, own_keeps
 from gpu_device_plugin.model.contract.keys import KEEPS, KEPT_NODE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 CA, KARPENTER = KEEPS
 

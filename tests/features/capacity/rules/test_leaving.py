@@ -1,10 +1,8 @@
 """Which nodes may go without harm."""
 
-from __future__ import annotations
-
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -12,17 +10,12 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.features.capacity.rules.leaving import Leaving, leaving, refuges
 from gpu_device_plugin.features.capacity.rules.movable import PlannedPod
+from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
-from gpu_device_plugin.scheduler.rules.candidate import candidate
+from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
 from tests.scheduler.rules.test_fitting import asking, mem, node, whole
 from tests.steps import result_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.model.placing import Demand
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 Cluster = dict[str, list[list[int]]]
 """By node and by GPU of 8 shares, the shares of each pod."""

@@ -1,15 +1,15 @@
 """Which pods may be moved, why the others may not, and how moves change the nodes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from gpu_device_plugin.features.capacity.rules.movable import (
     Evictability,
     Fits,
+    PlannedNode,
+    PlannedPod,
     Residents,
     UnmovableReason,
     after,
@@ -27,9 +27,6 @@ from tests.features.capacity.rules.clusters import node, resident
 from tests.names import COUNT, MEM
 from tests.resources import RESOURCES
 from tests.searches import plan
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.features.capacity.rules.movable import PlannedNode, PlannedPod
 
 BY_SET = Owner("ReplicaSet", "web-5d8", "owner", "apps/v1")
 MAIN = Container("main", ContainerKind.APP, 0, {MEM: 4})

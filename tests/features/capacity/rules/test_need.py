@@ -1,10 +1,8 @@
 """How many nodes of which type the waiting pods need."""
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import combinations_with_replacement
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -13,16 +11,11 @@ from hypothesis import strategies as st
 from gpu_device_plugin.features.capacity.rules.node_kinds import Needs, NodeKind, needed
 from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
-from gpu_device_plugin.scheduler.rules.candidate import candidate
+from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate
 from gpu_device_plugin.scheduler.rules.node_constraints import NO_TERMS, Terms
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 from tests.scheduler.rules.test_fitting import asking, mem, node, whole
 from tests.steps import result_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
-    from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 FOUR = node(8, 8, 8, 8)
 BIG = node(16, 16, models=("A100", "A100"))

@@ -1,7 +1,5 @@
 """What a new node will be like, by the nodes that are there or were."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The objects by which an autoscaler learns that nodes are wanted."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,10 +1,8 @@
 """Plans have few moves, and each can be carried out."""
 
-from __future__ import annotations
-
 import random
+from collections.abc import Generator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -27,14 +25,9 @@ from gpu_device_plugin.scheduler.rules.candidate import candidate, with_cordons
 from gpu_device_plugin.scheduler.rules.fitting import unfit
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
-from tests.features.capacity.rules.clusters import cheapest, node, random_world, resident
+from tests.features.capacity.rules.clusters import World, cheapest, node, random_world, resident
 from tests.searches import plan
 from tests.steps import result_of
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
-    from tests.features.capacity.rules.clusters import World
 
 
 def checked(world: World, found: Plan) -> tuple[int, int, int] | None:

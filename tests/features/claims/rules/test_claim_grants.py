@@ -1,13 +1,13 @@
 """What the containers of a claim get, and which claims are refused for their limits."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from gpu_device_plugin.features.claims.contract import Claim
 from gpu_device_plugin.features.claims.rules.prepared import cdi_spec, device_id, file_name
 from gpu_device_plugin.features.claims.rules.preparing import (
     Preparation,
@@ -23,14 +23,8 @@ from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.node.rules.admission import RefusalCode
 from gpu_device_plugin.node.rules.container_grants import OPTIONAL_NODES, Delivery, Grant, Mount
+from gpu_device_plugin.node.rules.node import Node
 from tests.claims import NODE, claim, config, device, instance, mig_node, mig_uuid, node, uuid
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.features.claims.contract import Claim
-    from gpu_device_plugin.node.rules.node import Node
-
 
 HERE = node(16, 16)
 

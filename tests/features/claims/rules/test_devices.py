@@ -1,9 +1,8 @@
 """What ResourceSlices say of a node's GPUs."""
 
-from __future__ import annotations
-
+from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -28,10 +27,6 @@ from gpu_device_plugin.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.node.rules.ledger import Ledger
 from gpu_device_plugin.node.rules.node import Block
 from tests.claims import mig_inventory, mig_node, mig_uuid, node, uuid
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
 
 NAMES = [uuid(position).lower() for position in range(4)]
 HELD = {"key": "gpu-device-plugin/unhealthy", "value": "held-otherwise", "effect": "NoSchedule"}

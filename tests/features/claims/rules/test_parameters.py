@@ -1,7 +1,5 @@
 """The parameters that claims and DeviceClasses carry for our driver."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which ResourceSlices a node has, and how the API server's become equal to them."""
 
-from __future__ import annotations
-
 import re
 from copy import deepcopy
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The file of a prepared claim."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

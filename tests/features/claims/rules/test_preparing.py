@@ -1,16 +1,14 @@
 """Which claims a node prepares, with which shares, and why it refuses the others."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.features.claims.contract import monitor_name
+from gpu_device_plugin.features.claims.contract import Claim, monitor_name
 from gpu_device_plugin.features.claims.rules.devices import SliceInputs, devices
 from gpu_device_plugin.features.claims.rules.pool import contents
 from gpu_device_plugin.features.claims.rules.prepared import PreparedClaim
@@ -22,11 +20,8 @@ from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 from gpu_device_plugin.node.rules.ledger import Ledger, Reservation
+from gpu_device_plugin.node.rules.node import Node
 from tests.claims import NODE, claim, config, device, ids, instance, mig_inventory, mig_node, mig_uuid, node, uuid
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.features.claims.contract import Claim
-    from gpu_device_plugin.node.rules.node import Node
 
 
 def made(here: Node, asked: Claim, before: PreparedClaim | None = None) -> Preparation:

@@ -1,9 +1,7 @@
 """One node over time, as in `test_one_node`: guarantees grow and shrink, and the agent may end at every step."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from random import Random
-from typing import TYPE_CHECKING
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,19 +9,14 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from gpu_device_plugin.features.elastic.contract import Allowance, PodGuarantees
 from gpu_device_plugin.features.elastic.rules.reservations import elastics, fitting, owned, resize, taken_over
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED
 from gpu_device_plugin.model.contract.reservations import Answer, write_answer
 from gpu_device_plugin.model.pods import Container, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import parse_id
-from tests.node.rules.test_one_node import APP, CONTAINERS, INIT, OneNode
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.model.allocations import Allocation
-    from gpu_device_plugin.node.rules.ledger import ContainerKey, Reservation
-    from tests.node.rules.test_one_node import Asked, Running
+from gpu_device_plugin.node.rules.ledger import ContainerKey, Reservation
+from tests.node.rules.test_one_node import APP, CONTAINERS, INIT, Asked, OneNode, Running
 
 STEPS = ("before", "shrunk", "saved", "grown", "answered")
 """Of one round of the agent; it may be killed after each."""

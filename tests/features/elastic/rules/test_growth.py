@@ -1,7 +1,5 @@
 """Which running containers are guaranteed more of their GPU, by the rules of the agents and of the extender."""
 
-from __future__ import annotations
-
 from gpu_device_plugin.features.elastic.contract import Allowance
 from gpu_device_plugin.features.elastic.rules.reservations import GpuRoom, Growth, GrowthRequest, grow
 

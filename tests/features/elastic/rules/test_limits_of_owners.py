@@ -1,19 +1,17 @@
 """How much of its GPU a container may use, and which containers may get more."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.features.elastic.contract import MemoryRequests, is_elastic
 from gpu_device_plugin.features.elastic.rules.reclaiming import owners_limits, uses_now
 from gpu_device_plugin.features.elastic.rules.reservations import elastic_gpu
-from gpu_device_plugin.features.use.rules.container_gpus import container_gpus
+from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus, container_gpus
 from gpu_device_plugin.features.use.rules.process_use import UseReading
 from gpu_device_plugin.model.allocations import Allocation, AllocationSource
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT
@@ -21,16 +19,10 @@ from gpu_device_plugin.model.memory import MIB_PER_GIB
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.node.rules.ledger import Reservation
+from gpu_device_plugin.node.rules.ledger import Reservation, Reservations
 from tests.features.use.rules.test_container_gpus import entry, pod
 from tests.mig import mig_node
 from tests.nodes import ids, node, uuid
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
-    from gpu_device_plugin.node.rules.ledger import Reservations
 
 SHARES = node(16, 16).shares
 NONE: Reservations = MappingProxyType({})

@@ -1,7 +1,5 @@
 """The file by which a program in a container knows its memory."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

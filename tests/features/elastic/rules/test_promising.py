@@ -1,9 +1,7 @@
 """What a running pod is promised beyond its requests, and why it is not more."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,12 +20,9 @@ from gpu_device_plugin.model.contract.keys import (
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance, NodeGpus
 from gpu_device_plugin.model.contract.reservations import NO_ANSWER, Answer
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.scheduler.rules.candidate import candidate
+from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate
 from gpu_device_plugin.scheduler.rules.usage import Usage, usage_of
 from tests.resources import COUNT, MEM
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 RESOURCES = (MEM, COUNT)
 NODE = NodeGpus(

@@ -1,9 +1,7 @@
 """Borrowers return what others are guaranteed: the least important first, as much as is needed, and not for ever."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -23,14 +21,10 @@ from gpu_device_plugin.features.elastic.rules.reclaiming import (
 from gpu_device_plugin.features.eviction.rules import next_victims
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
+from gpu_device_plugin.model.allocations import Place
 from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import Pod
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from gpu_device_plugin.model.allocations import Place
 
 GPU = "GPU-0"
 SIZE = 16384

@@ -1,9 +1,7 @@
 """What each container is guaranteed beyond its request. GPUs have so many shares of 1 GiB."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -12,6 +10,8 @@ from hypothesis import strategies as st
 from gpu_device_plugin.features.elastic.contract import Allowance, PodGuarantees
 from gpu_device_plugin.features.elastic.rules.reservations import (
     UNDECIDED,
+    Elastic,
+    Growth,
     answer,
     elastics,
     fitting,
@@ -25,16 +25,9 @@ from gpu_device_plugin.model.contract.reservations import Answer, write_answer
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import Shares
-from gpu_device_plugin.node.rules.ledger import Reservation
-from gpu_device_plugin.node.rules.node import Block
+from gpu_device_plugin.node.rules.ledger import Reservation, Reservations
+from gpu_device_plugin.node.rules.node import Block, Node
 from tests.nodes import ids, inventory, node, uuid
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from gpu_device_plugin.features.elastic.rules.reservations import Elastic, Growth
-    from gpu_device_plugin.node.rules.ledger import Reservations
-    from gpu_device_plugin.node.rules.node import Node
 
 NOTHING: tuple[Mapping[int, int], int] = ({}, 0)
 FREELY = {"default": Allowance("default", 99)}

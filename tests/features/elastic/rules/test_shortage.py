@@ -1,9 +1,7 @@
 """What is guaranteed on a GPU and not taken yet has to be free there, and only what nobody is guaranteed is lent."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,9 +10,6 @@ from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED
 from gpu_device_plugin.model.pods import Pod
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 GPU, OTHER = "GPU-0", "GPU-1"
 

@@ -1,8 +1,6 @@
 """Pods leave a GPU that has failed by itself for the grace, and the condition GPUHealthy names it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import pytest
 
@@ -19,9 +17,6 @@ from gpu_device_plugin.node.rules.gpu_health import (
     failure,
     gpu_condition,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def belief(*causes: Cause) -> GpuHealth:

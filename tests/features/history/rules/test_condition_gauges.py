@@ -1,20 +1,16 @@
 """The condition of GPUs has its series, and what a driver does not tell has none."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.telemetry import GpuTelemetry, Throttle
+from gpu_device_plugin.node.rules.node import Node
 from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 from tests.mig_gpus import MIDDLE, SMALL, in_mig_mode
 from tests.node.rules.test_node_gauges import parted
 from tests.nodes import node, uuid
 from tests.reports import AgentMetrics, idle_metrics, lines
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.node.rules.node import Node
 
 TOLD: dict[str, tuple[Any, str]] = {
     "temperature_c": (64, "temperature_celsius{} 64.0"),

@@ -1,10 +1,8 @@
 """Incidents are recorded once for each trouble, a bounded number of them, with the GPUs and containers concerned."""
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given as drawn
@@ -34,9 +32,6 @@ from gpu_device_plugin.model.shares import Shares
 from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
 from gpu_device_plugin.model.times import rfc3339
 from tests.nodes import inventory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 SHARES = Shares(1024).with_inventory(inventory(16, 16))
 AT_S = 1_795_867_936.7

@@ -1,9 +1,6 @@
 """The ring has the values of the last steps, aligned, whatever was missed, and never more than there is room for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -18,14 +15,12 @@ from gpu_device_plugin.features.history.rules.ring import (
     pcie_percent,
 )
 from gpu_device_plugin.features.use.rules.process_use import AttributedUse
+from gpu_device_plugin.model.allocations import Place
 from gpu_device_plugin.model.gpus import Gpu, Inventory, MigInstance
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.shares import SharedGpu, Shares
 from gpu_device_plugin.model.telemetry import GpuTelemetry
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.model.allocations import Place
 
 STEP_S = 15.0
 CONTAINER_BYTES = 4

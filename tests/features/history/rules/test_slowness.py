@@ -1,10 +1,9 @@
 """Why a running pod is slow: one verdict for each injected cause, none for healthy pods, and what was not looked at."""
 
-from __future__ import annotations
-
 import re
+from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +13,7 @@ from gpu_device_plugin.features.history.contract import (
     ContainerHistory,
     GpuHistory,
     NodeHistory,
+    Series,
     gpu_path,
     namespace_path,
 )
@@ -21,7 +21,7 @@ from gpu_device_plugin.features.history.rules.gpu_window import windows
 from gpu_device_plugin.features.history.rules.slowness import CHECKS, everyone, gpus_of, histories_of, slowness
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.telemetry import GpuTelemetry, Throttle
-from gpu_device_plugin.report.rules.finding import Severity
+from gpu_device_plugin.report.rules.finding import Finding, Severity
 from tests.findings import facts
 from tests.slow_pods import (
     AT,
@@ -41,12 +41,6 @@ from tests.slow_pods import (
     slowed,
     train,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gpu_device_plugin.features.history.contract import Series
-    from gpu_device_plugin.report.rules.finding import Finding
 
 HOT = int(Throttle.HEAT)
 CAPPED = "slowed-by-power-cap"

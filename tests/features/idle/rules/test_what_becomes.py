@@ -1,9 +1,7 @@
 """Idle pods are told first; what they were told happens after the warning, unless they are used."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -25,9 +23,6 @@ from gpu_device_plugin.features.idle.rules import (
 from gpu_device_plugin.kubernetes.writers.workloads import Workload
 from gpu_device_plugin.model.contract.keys import IDLE_SINCE, REPLICAS_BEFORE_IDLE, WHEN_IDLE
 from gpu_device_plugin.model.pods import Owner, Pod
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SINCE, LATER = "2026-11-22T09:56:00Z", "2026-11-22T10:56:00Z"
 OWNER = Owner("ReplicaSet", "web-1", "u-rs", "apps/v1")

@@ -1,7 +1,5 @@
 """Pods that come are placed, and their room is given back, as the scheduler extender would."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -1,22 +1,15 @@
 """No namespace can spoil what is learned for the others."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import pytest
 
 from gpu_device_plugin.features.learning.rules.fair_learning import LITTLE, Trial, scales_of, trying
-from gpu_device_plugin.features.learning.rules.price_learning import Dominance
+from gpu_device_plugin.features.learning.rules.price_learning import Dominance, Tables
 from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind, WorkloadMix
 from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from tests.searches import learn, studied
 from tests.work import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpu_device_plugin.features.learning.rules.price_learning import Tables
 
 H100 = NodeType((80,) * 8, ("H100",) * 8, 128_000, 1 << 20)
 NODES = {H100: 60}

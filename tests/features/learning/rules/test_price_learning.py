@@ -1,10 +1,9 @@
 """What the mix of pods teaches of the room of nodes, and what each pod costs of it."""
 
-from __future__ import annotations
-
+from collections.abc import Generator
 from dataclasses import replace
 from itertools import permutations
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hypothesis import assume, given
@@ -40,9 +39,6 @@ from gpu_device_plugin.scheduler.rules.usage import Usage
 from tests.scores import partly_used
 from tests.searches import learn
 from tests.work import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 T4 = NodeType((16, 16), ("T4", "T4"), 32_000, 131_072)
 MIG = NodeType((16, 8, 8, 8), ("H100",) * 4, 32_000, 131_072, (None, 1, 1, 3))

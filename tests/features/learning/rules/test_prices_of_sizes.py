@@ -1,7 +1,5 @@
 """What sizes of pods are worth on one GPU."""
 
-from __future__ import annotations
-
 from itertools import combinations_with_replacement
 
 import pytest

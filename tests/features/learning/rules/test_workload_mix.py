@@ -1,9 +1,7 @@
 """How often each kind of pod comes."""
 
-from __future__ import annotations
-
 from collections import UserDict
-from typing import TYPE_CHECKING
+from collections.abc import ValuesView
 
 import pytest
 
@@ -22,9 +20,6 @@ from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Amounts, Kind
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
-
-if TYPE_CHECKING:
-    from collections.abc import ValuesView
 
 A, B = PodKind(4, 1), PodKind(8, 1)
 

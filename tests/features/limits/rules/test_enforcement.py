@@ -1,10 +1,8 @@
 """Which means keeps containers within their parts of each GPU, and why."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,9 +18,6 @@ from gpu_device_plugin.features.mps.rules.mps_admission import NOT_THERE, lack
 from gpu_device_plugin.model.gpus import Gpu
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, summary
 from tests.mig import instance
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 GPU = Gpu("GPU-a", 0, "NVIDIA H200", 143_771, memory_limits=True)
 OLD = replace(GPU, uuid="GPU-b", index=1, memory_limits=False)

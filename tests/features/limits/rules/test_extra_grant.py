@@ -1,7 +1,5 @@
 """Variables and mounts with placeholders."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

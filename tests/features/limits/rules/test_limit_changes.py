@@ -1,7 +1,5 @@
 """Which limits of running containers are changed, when, and what is said of one that cannot be."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

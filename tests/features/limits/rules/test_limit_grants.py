@@ -1,9 +1,7 @@
 """What keeps containers within their parts: what it adds to their grants, and why they are refused."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,9 +24,6 @@ from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 from gpu_device_plugin.node.rules.container_grants import NOBODY, Delivery, Grant, GrantOwner, Mount, grant
 from tests.limiting import granted
 from tests.nodes import ids, node, uuid
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # Two cards of 15 GiB whose minor numbers are 3 and 0.
 CARDS = (Gpu("GPU-aaaa", 0, "Tesla T4", 15_360, minor=3), Gpu("GPU-bbbb", 1, "Tesla T4", 15_360, minor=0))

@@ -1,7 +1,5 @@
 """What the driver reads back says whether a container's limit holds, and what to do if it does not."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

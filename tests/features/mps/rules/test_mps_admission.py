@@ -1,10 +1,8 @@
 """Which GPUs MPS has to run, and who may be given shares or start beside it. GPUs are called GPU-0, GPU-1; 1 GiB each
 share."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -32,9 +30,6 @@ from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 from gpu_device_plugin.node.rules.ledger import Ledger, ReleaseEvidence
 from tests.nodes import ids, uuid
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 READY = MpsGpu(MpsStatus.READY, "", "/run/gpushare/mps/a")
 NOTHING: Mapping[str, int] = {}

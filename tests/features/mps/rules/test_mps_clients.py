@@ -1,10 +1,8 @@
 """What clients of MPS are given."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +11,6 @@ from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import client_grant
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.node.rules.container_grants import Grant, GrantOwner, Mount
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 A = Part("GPU-a", 4096, 143_771, 143_156)
 B = replace(A, uuid="GPU-b", mib=2048)

@@ -1,7 +1,5 @@
 """One GPU under the MPS supervisor: step by step, and in any order of what may happen to it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import pytest

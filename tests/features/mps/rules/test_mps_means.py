@@ -1,10 +1,9 @@
 """What follows from settings, labels and the daemons of MPS for the means of limiting on a node, and for its GPUs."""
 
-from __future__ import annotations
-
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement, derive_means
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan
@@ -21,9 +20,6 @@ from gpu_device_plugin.settings.node import NodeSettings
 from tests import mig
 from tests.node.contexts import mps
 from tests.nodes import inventory, node
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 READY = MpsGpu(MpsStatus.READY, pipe_directory="/run/x/GPU-0")
 DRIVER, MPS, ADVISORY = Enforcement.DRIVER, Enforcement.MPS, Enforcement.ADVISORY

@@ -1,16 +1,12 @@
 """A directory with doubles of NVIDIA's programs for MPS, and what happens to the GPUs behind them."""
 
-from __future__ import annotations
-
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.features.mps.supervisor import mps_programs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 PROGRAMS = ("nvidia-cuda-mps-control", "nvidia-smi")
 

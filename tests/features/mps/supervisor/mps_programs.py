@@ -4,8 +4,6 @@ It is protocol 2 of MPS (drivers up to 610), as NVIDIA's documentation and its d
 library is used, because it runs outside of the package.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

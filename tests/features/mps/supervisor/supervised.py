@@ -1,23 +1,18 @@
 """The MPS supervisor as a process of its own, over doubles of NVIDIA's programs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.mps.contract import MPS_FILES, STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.supervisor.nvidia import MpsProcesses
 from gpu_device_plugin.features.mps.supervisor.places import Places
 from tests.features.mps.supervisor.mps_double import MpsPrograms
 from tests.patience import stretched, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 A = "GPU-aaaaaaaa-0000-4000-8000-000000000000"
 B = "GPU-bbbbbbbb-0000-4000-8000-000000000000"

@@ -1,13 +1,12 @@
 # ruff: noqa: ARG002 - the driver in memory has one GPU
 """One GPU in the hands of its keeper, over a driver in memory, with a clock of the test's own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +16,6 @@ from gpu_device_plugin.features.mps.supervisor.gpu import GpuKeeper, MpsTimings
 from gpu_device_plugin.features.mps.supervisor.nvidia import MpsError, Nvidia
 from gpu_device_plugin.features.mps.supervisor.places import GpuDirectory
 from tests.patience import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 A = "GPU-a"
 FAST = MpsTimings(look_s=0.001, ask_s=0, ask_soon_s=0, mode_s=0, mode_soon_s=0)

@@ -1,13 +1,11 @@
 """The supervisor as it runs on a node: each test starts it as a process, over doubles of NVIDIA's programs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,9 +14,6 @@ from gpu_device_plugin.features.mps.rules.mps_daemon import DEFAULT, EXCLUSIVE
 from tests.features.mps.supervisor.supervised import STOPPED, A, B, Node, node
 from tests.patience import until
 from tests.ports import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

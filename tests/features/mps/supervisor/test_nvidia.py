@@ -1,12 +1,10 @@
 """Programs of the driver that fail, hang or are not there become sentences, and never hold the supervisor up."""
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,9 +13,6 @@ from gpu_device_plugin.features.mps.supervisor.nvidia import MpsError, Nvidia
 from gpu_device_plugin.features.mps.supervisor.places import GpuDirectory
 from tests.features.mps.supervisor.mps_double import MpsPrograms
 from tests.patience import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 A = "GPU-aaaaaaaa"
 

@@ -1,18 +1,13 @@
 """The directories of GPUs outlive the supervisor, and what it finds there is believed as far as it makes sense."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from gpu_device_plugin.features.mps.supervisor.places import Places, open_directory
 from tests.kubelet.short_paths import short_folder
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 A, B = "GPU-aaaaaaaa-1", "GPU-aaaaaaaa-2"
 

@@ -1,24 +1,19 @@
 """Which processes are a GPU's daemon and servers, whatever clients call themselves."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.features.mps.supervisor.nvidia import CONTROL, SERVER, MpsProcesses, Nvidia
 from gpu_device_plugin.features.mps.supervisor.places import GpuDirectory
 from tests.patience import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The shared memory of MPS, mounted in a mount namespace of the test's own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,26 +1,20 @@
 """All GPUs of a node in one supervisor: what goes wrong with one of them leaves the others alone."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from gpu_device_plugin.features.mps.contract import MPS_FILES, STATE_FILE, WANTED_FILE, MpsStatus
 from gpu_device_plugin.features.mps.supervisor.gpu import MpsTimings
 from gpu_device_plugin.features.mps.supervisor.mps_program import Supervisor
 from gpu_device_plugin.features.mps.supervisor.nvidia import Nvidia
+from gpu_device_plugin.features.mps.supervisor.places import GpuDirectory
 from gpu_device_plugin.model.gpus import MOST_GPUS
 from tests.features.mps.supervisor.test_gpu import Driver
 from tests.patience import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    import pytest
-
-    from gpu_device_plugin.features.mps.supervisor.places import GpuDirectory
 
 A, B = "GPU-a", "GPU-b"
 

@@ -1,9 +1,7 @@
 """The kubelet's records and the API's pods say together which container has how much of which GPU."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus, container_gpus
 from gpu_device_plugin.model.allocations import Allocation, AllocationSource
@@ -12,9 +10,6 @@ from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.rules.ledger import Reservation
 from tests.nodes import ids, node, uuid
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 SHARES = node(16, 16).shares
 

@@ -1,25 +1,24 @@
 """The memory that processes use is attributed to the containers they run in, and to nobody else."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
-from gpu_device_plugin.features.use.rules.process_use import WITHOUT_HOST_PID, UseReading, attribute, blindness
+from gpu_device_plugin.features.use.rules.process_use import (
+    WITHOUT_HOST_PID,
+    AttributedUse,
+    UseReading,
+    attribute,
+    blindness,
+)
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
 from tests.nodes import uuid
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from gpu_device_plugin.features.use.rules.process_use import AttributedUse
 
 GPU = uuid(0)
 

@@ -1,7 +1,5 @@
 """Each figure of a container has its line, and one that is unknown none."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

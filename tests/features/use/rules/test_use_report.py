@@ -3,10 +3,9 @@
 The annotation tells the same, and is written no more often than it has to be.
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -24,15 +23,11 @@ from gpu_device_plugin.features.use.rules.use_report import (
     names,
     node_use,
 )
+from gpu_device_plugin.model.allocations import Place
 from gpu_device_plugin.model.contract.node_use import STALE_S, ContainerUse, GpuUse, NodeUse
 from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
 from gpu_device_plugin.model.pods import Pod
 from tests.nodes import node, uuid
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from gpu_device_plugin.model.allocations import Place
 
 SHARES = node(16, 16).shares
 EPOCH = 1_795_169_580.25

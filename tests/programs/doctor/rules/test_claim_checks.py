@@ -1,7 +1,5 @@
 """What keeps a node's ResourceClaims from being served: each case one symptom, and what the doctor finds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

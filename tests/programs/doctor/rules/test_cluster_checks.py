@@ -1,7 +1,5 @@
 """What is wrong in a cluster: each case one symptom, what the doctor finds, and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,9 +1,8 @@
 """What is wrong with the condition of GPUs: now on their node, and in the last hour in a cluster."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,16 +11,11 @@ from hypothesis import strategies as st
 from gpu_device_plugin.features.history.contract import GpuHistory, NodeHistory
 from gpu_device_plugin.model.telemetry import GpuTelemetry, Throttle
 from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms
-from gpu_device_plugin.report.rules.finding import Unknown, sentence
+from gpu_device_plugin.report.rules.finding import Finding, Unknown, sentence
 from tests.findings import told
 from tests.names import COUNT, MEM
 from tests.programs.doctor.rules.test_node_checks import WELL
 from tests.reporting import CLUSTER_CHECKS, NODE_CHECKS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gpu_device_plugin.report.rules.finding import Finding
 
 condition_here, condition_seen = NODE_CHECKS["GPU condition"], CLUSTER_CHECKS["GPU condition"]
 GPU = GpuTelemetry(

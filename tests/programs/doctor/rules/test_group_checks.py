@@ -1,7 +1,5 @@
 """Node groups of which the next node would share no GPUs, or of which an autoscaler does not know that it does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

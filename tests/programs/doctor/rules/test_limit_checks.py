@@ -1,7 +1,5 @@
 """What the doctor of a cluster finds of memory limits, of the MPS supervisor and of real use."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any

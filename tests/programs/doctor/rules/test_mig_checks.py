@@ -1,9 +1,8 @@
 """What the doctor finds on a node with GPUs in MIG mode and their instances."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,9 +18,6 @@ from tests.names import COUNT, MEM
 from tests.programs.doctor.rules.test_node_checks import changed
 from tests.reporting import NODE_CHECKS as CHECKS
 from tests.resources import RESOURCES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 T4 = Gpu("GPU-t", 1, "Tesla T4", 15_360, minor=1, memory_limits=True)
 PARTED = in_mig_mode(0, SMALL, SMALL, MIDDLE)

@@ -1,7 +1,5 @@
 """What is wrong on a node: each case one symptom, what the doctor finds, and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
