@@ -26,7 +26,6 @@ from gpu_device_plugin.settings.sources import Sources, Texts
 from gpu_device_plugin.settings.web import WebSettings
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.programs.doctor.node_reading import Running
     from gpu_device_plugin.settings.node import NodeSettings
 

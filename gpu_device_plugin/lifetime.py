@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import ssl
 
 
-
 S = TypeVar("S", bound=Settings)
 P = TypeVar("P", bound=LogSettings)
 

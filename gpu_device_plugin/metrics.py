@@ -13,9 +13,7 @@ from gpu_device_plugin.aio.http import Page
 from gpu_device_plugin.model.gauges import Gauge, Gauges, Value
 
 if TYPE_CHECKING:
-
     from prometheus_client import Metric
-
 
 
 # --- Counters and histograms. Labels have few values: names of resources, RPCs, causes; never pods or sentences. -----

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-
     from aiohttp.web_request import BaseRequest
 
 _MIB = 1024 * 1024

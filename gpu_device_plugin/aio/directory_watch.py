@@ -12,7 +12,6 @@ from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 
 if TYPE_CHECKING:
-
     from watchdog.observers.api import BaseObserver
 
 NAMES = frozenset({"created", "deleted", "moved"})

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gpu_device_plugin.aio.waiting import together, wait_within
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.aio.observable import Observable
 
 

@@ -43,7 +43,6 @@ from gpu_device_plugin.report.rules.extension import AgentFacts, Check
 from gpu_device_plugin.settings.knobs import Knob, knobs_of
 
 if TYPE_CHECKING:
-
     import msgspec
 
     from gpu_device_plugin.report.rules.extension import PodCheck, ReportFeature

@@ -19,7 +19,6 @@ from gpu_device_plugin.node.rules.advertised_devices import Offer
 from gpu_device_plugin.node.rules.container_grants import Grant
 
 if TYPE_CHECKING:
-
     from grpc import aio
 
 

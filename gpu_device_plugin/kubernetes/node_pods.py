@@ -16,7 +16,6 @@ from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.node.rules.admission_order import AdmissionOrder
 
 if TYPE_CHECKING:
-
     import msgspec
 
     from gpu_device_plugin.kubernetes.client.api_client import Client

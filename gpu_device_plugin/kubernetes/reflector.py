@@ -26,7 +26,6 @@ from gpu_device_plugin.kubernetes.objects.decoding import (
 from gpu_device_plugin.kubernetes.store import Store, Versioned
 
 if TYPE_CHECKING:
-
     import msgspec
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.model.gpus import Gpu
 
 MIB_PER_GIB = 1024

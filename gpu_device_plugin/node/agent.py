@@ -46,7 +46,6 @@ from gpu_device_plugin.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.node.node_cluster import NodeCluster
     from gpu_device_plugin.settings.node import NodeSettings
 

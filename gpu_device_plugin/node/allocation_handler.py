@@ -41,7 +41,6 @@ from gpu_device_plugin.node.rules.matching import Call, Match
 from gpu_device_plugin.node.rules.preferred_allocation import UNMATCHED, PreferredAllocationRequest
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.node.waiting_pods import WaitingPods
 
 _log = logging.getLogger(__name__)

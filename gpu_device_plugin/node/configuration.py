@@ -26,7 +26,6 @@ from gpu_device_plugin.node.rules.serving_mode import Serving
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)

@@ -22,7 +22,6 @@ from gpu_device_plugin.node.rules.node_config import NodeConfig
 from gpu_device_plugin.node.serving import DevicePlugin, OtherPlugins
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.node.node_cluster import NodeCluster
     from gpu_device_plugin.settings.node import NodeSettings
 

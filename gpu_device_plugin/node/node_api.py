@@ -16,7 +16,6 @@ from gpu_device_plugin.node.rules.ended_pods import PodsInApi
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.kubernetes.client.config import ClusterConfig
     from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.node.node_publisher import NodePublisher

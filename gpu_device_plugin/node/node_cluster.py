@@ -28,7 +28,6 @@ from gpu_device_plugin.node.rules.node import assigned_shares
 from gpu_device_plugin.node.waiting_pods import WaitingPods
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.kubernetes.client.config import ClusterConfig
     from gpu_device_plugin.kubernetes.writers.evictions import Eviction
     from gpu_device_plugin.model.allocations import Allocation

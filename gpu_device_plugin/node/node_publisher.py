@@ -31,7 +31,6 @@ from gpu_device_plugin.model.shares import TooManySharesError
 from gpu_device_plugin.node.rules.positions import listed_before
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.kubernetes.client.api_client import Client
     from gpu_device_plugin.kubernetes.writers.own_node import OwnNode
     from gpu_device_plugin.model.gpus import Gpu

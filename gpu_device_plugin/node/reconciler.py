@@ -23,7 +23,6 @@ from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.ledger import SETTLING_S, IdState, Ledger, held_through_others
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)

@@ -27,7 +27,6 @@ from gpu_device_plugin.node.rules.node_config import NodeConfig
 from gpu_device_plugin.node.rules.serving_mode import Serving, ServingMode
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 
 _log = logging.getLogger(__name__)

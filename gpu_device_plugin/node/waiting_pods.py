@@ -21,7 +21,6 @@ from gpu_device_plugin.node.rules.ledger import SETTLING_S
 from gpu_device_plugin.node.rules.matching import ContainerRequest, Matched, WaitingPod, match
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.kubernetes.node_pods import NodePods
     from gpu_device_plugin.model.allocations import Allocation, Slot
     from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector

@@ -24,9 +24,7 @@ from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingSt
 from gpu_device_plugin.report.rules.finding import Unknown
 
 if TYPE_CHECKING:
-
     import msgspec
-
 
     Arguments = Callable[[argparse._ActionsContainer], object]
     """Adds arguments to a parser."""

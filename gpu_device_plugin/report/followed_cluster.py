@@ -25,7 +25,6 @@ from gpu_device_plugin.scheduler.rules.candidate import Candidate, gpus_of_node
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 if TYPE_CHECKING:
-
     import msgspec
 
 

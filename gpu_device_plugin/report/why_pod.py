@@ -27,7 +27,6 @@ from gpu_device_plugin.settings.knobs import Knob, SettingsError
 from gpu_device_plugin.settings.sources import Sources, Text, Texts
 
 if TYPE_CHECKING:
-
     import msgspec
 
 

@@ -20,7 +20,6 @@ from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 
 if TYPE_CHECKING:
-
     import msgspec
 
 

@@ -24,7 +24,6 @@ from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 from gpu_device_plugin.scheduler.wire import Placing
 
 if TYPE_CHECKING:
-
     from msgspec import Raw
 
 

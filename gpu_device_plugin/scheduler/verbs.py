@@ -28,9 +28,7 @@ from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Impossible,
 from gpu_device_plugin.scheduler.rules.scheduler_gauges import WaitingReason
 
 if TYPE_CHECKING:
-
     from msgspec import Raw
-
 
 
 _log = logging.getLogger(__name__)

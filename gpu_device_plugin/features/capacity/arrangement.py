@@ -30,7 +30,6 @@ from gpu_device_plugin.scheduler.rules.node_constraints import MOST_TERMS, NOWHE
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.report.rules.node_view import NodeView
 
 BUDGETS = ObjectKind("poddisruptionbudgets", group="policy")

@@ -31,7 +31,6 @@ from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
 if TYPE_CHECKING:
-
     import msgspec
 
 

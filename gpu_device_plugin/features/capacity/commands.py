@@ -55,7 +55,6 @@ from gpu_device_plugin.scheduler.rules.usage import usage_of
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-
     import msgspec
 
 

@@ -39,7 +39,6 @@ from gpu_device_plugin.node.rules.container_grants import Grant, GrantOwner, Mou
 from gpu_device_plugin.node.rules.ledger import Ledger
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.kubelet._proto import dra_v1_pb2
 
 _log = logging.getLogger(__name__)

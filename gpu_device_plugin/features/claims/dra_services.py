@@ -32,7 +32,6 @@ from gpu_device_plugin.kubelet._proto import pluginregistration_pb2 as pb
 from gpu_device_plugin.kubelet.rounds import OnEvent, RegistrationEvent, RegistrationRounds, RoundTimings, Streams
 
 if TYPE_CHECKING:
-
     from grpc import aio
 
 

@@ -55,7 +55,6 @@ from gpu_device_plugin.report.rules.terminal_tables import PodRow, row_waiting
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.report.rules.extension import Excluded
 
 CLAIMS = "claims"

@@ -19,7 +19,6 @@ from gpu_device_plugin.report.rules.finding import Finding, error, grouped, lite
 from gpu_device_plugin.report.rules.printing import MOST_NAMED
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.settings.node import NodeSettings
 
 

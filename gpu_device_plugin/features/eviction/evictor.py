@@ -30,8 +30,6 @@ from gpu_device_plugin.node.rules.gpu_health import with_cards
 from gpu_device_plugin.report.rules.printing import duration
 
 if TYPE_CHECKING:
-
-
     # At run time only where a pod is evicted: 1 MiB that an agent without API access, which evicts none, does not pay.
     from gpu_device_plugin.kubernetes.writers.evictions import Eviction, EvictionOutcome
 

@@ -27,7 +27,6 @@ from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.times import epoch_s
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
 
 

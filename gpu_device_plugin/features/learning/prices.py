@@ -29,9 +29,7 @@ from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 
 if TYPE_CHECKING:
-
     import msgspec
-
 
 
 DISCLAIMER = (

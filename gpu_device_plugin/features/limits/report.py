@@ -31,7 +31,6 @@ from gpu_device_plugin.report.rules.printing import container
 from gpu_device_plugin.report.rules.state_words import State
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.settings.node import NodeSettings
 
 _GUIDE = "docs/guide.md says what each enforcement needs (How a memory limit is enforced)"

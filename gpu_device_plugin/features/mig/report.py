@@ -18,7 +18,6 @@ from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.pod_causes import out_of_service
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.report.rules.extension import Excluded, SchedulingStatus
 
 

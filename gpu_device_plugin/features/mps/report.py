@@ -15,7 +15,6 @@ from gpu_device_plugin.report.rules.finding import Finding, error, ok, warning
 from gpu_device_plugin.report.rules.node_view import ExaminedNode
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.settings.node import NodeSettings
 
 _START_MPS = (

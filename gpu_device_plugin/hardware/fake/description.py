@@ -65,7 +65,6 @@ from gpu_device_plugin.hardware.fake.value_forms import DescriptionError, Fields
 from gpu_device_plugin.model.gpus import MOST_GPUS, Closeness
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.hardware.driver import Record
 
 _NO_MODEL = ("Fake GPU", 0, 0, 0, None)

@@ -18,7 +18,6 @@ from gpu_device_plugin.hardware.fake.fake_telemetry import FakeCondition
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError, Fields
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.hardware.driver import Record
 
 _LOOK_EVERY_S = 0.02

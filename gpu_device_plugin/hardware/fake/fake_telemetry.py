@@ -12,7 +12,6 @@ from gpu_device_plugin.hardware.fake.value_forms import Fields, Readers
 from gpu_device_plugin.model.telemetry import Throttle
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.hardware.driver import Record
 
 THROTTLE = {forms.name_of(bit): bit for bit in Throttle}

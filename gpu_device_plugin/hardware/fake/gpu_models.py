@@ -11,7 +11,6 @@ from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.mig import profile_name
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.hardware.fake.value_forms import Fields
 
     Profile: TypeAlias = tuple[int, int, int, tuple[int, ...]]

@@ -20,7 +20,6 @@ from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.node.rules.gpu_health import NodeCondition
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.aio.observable import Observable
 
 _log = logging.getLogger(__name__)

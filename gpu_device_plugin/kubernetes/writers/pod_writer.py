@@ -21,7 +21,6 @@ from gpu_device_plugin.kubernetes.client.errors import (
 from gpu_device_plugin.kubernetes.objects.decoding import PODS, read_metadata
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.kubernetes.client.api_client import Client
     from gpu_device_plugin.model.pods import Pod
 

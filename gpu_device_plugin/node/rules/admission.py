@@ -25,7 +25,6 @@ from gpu_device_plugin.node.rules.ledger import Ledger
 from gpu_device_plugin.node.rules.node import Node
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.node.rules.matching import Match
 
 

@@ -11,7 +11,6 @@ from gpu_device_plugin.model.mig import is_mig_resource, resource_name
 from gpu_device_plugin.model.shares import SharedGpu, Shares, parse_id
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.model.allocations import Allocation
 
 SETTLING_S = 10.0

@@ -29,7 +29,6 @@ from gpu_device_plugin.node.rules.node import OPEN, Block
 from gpu_device_plugin.node.rules.serving_mode import SERVING_MODES, Serving, ServingMode, wanted_mode
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.settings.node import NodeSettings
 
 GONE = "the MIG instance exists no more"

@@ -23,7 +23,6 @@ from gpu_device_plugin.node.node_api import reach_api
 from gpu_device_plugin.settings.sources import Sources, Texts, settings_for
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.model.nodes import NodeRecord
     from gpu_device_plugin.programs.agent.profile import ProfileChoice
     from gpu_device_plugin.settings.node import NodeSettings

@@ -55,7 +55,6 @@ from gpu_device_plugin.report.commands import unread
 from gpu_device_plugin.report.rules.finding import Unknown
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.features.report_features import Read
 
 R = TypeVar("R")

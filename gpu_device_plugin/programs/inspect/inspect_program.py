@@ -60,7 +60,6 @@ from gpu_device_plugin.report.why_pod import events_of, explained, on_gpus
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-
     import msgspec
 
 

@@ -53,7 +53,6 @@ from gpu_device_plugin.scheduler.rules.usage import NOTHING, Usage, usage_of
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-
     import msgspec
 
 

@@ -33,7 +33,6 @@ from gpu_device_plugin.report.rules.columns import Line, Tone, columns
 from gpu_device_plugin.report.rules.printing import printable
 
 if TYPE_CHECKING:
-
     from textual.app import ComposeResult
     from textual.binding import BindingType
     from textual.events import Click

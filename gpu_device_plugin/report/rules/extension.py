@@ -19,7 +19,6 @@ from gpu_device_plugin.scheduler.rules.node_constraints import NO_TERMS, Terms
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.report.rules.node_view import Ends, GpuView, NodeView
     from gpu_device_plugin.report.rules.state_words import State
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.model.contract.node_use import ContainerUse
     from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 

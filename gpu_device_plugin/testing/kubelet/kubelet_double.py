@@ -29,7 +29,6 @@ from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError
 from gpu_device_plugin.testing.pod_specs import Container, ContainerSpec, NodePods, Pod, PodSpec, stopped
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import RegisterRequest
 
 # --- The process ------------------------------------------------------------------------------------------------------

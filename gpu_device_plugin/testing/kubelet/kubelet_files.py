@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 
 if TYPE_CHECKING:
-
     import grpc.aio
 
 

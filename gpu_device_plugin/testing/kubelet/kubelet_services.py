@@ -21,7 +21,6 @@ from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, Plug
 from gpu_device_plugin.testing.pod_specs import Pod
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import RegisterRequest
 
 

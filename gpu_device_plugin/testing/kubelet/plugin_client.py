@@ -24,7 +24,6 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ListAndWatchResponse
 
 T = TypeVar("T")

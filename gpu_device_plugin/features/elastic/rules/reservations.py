@@ -23,7 +23,6 @@ from gpu_device_plugin.model.shares import SharedGpu, Shares, parse_id
 from gpu_device_plugin.node.rules.ledger import ContainerKey, IdState, Reservation, Reservations
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.node.rules.node import Node
 
 _CONFIRMED = IdState()

@@ -17,7 +17,6 @@ from gpu_device_plugin.model.shares import Shares
 from gpu_device_plugin.node.rules.container_grants import Grant
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.model.nodes import NodeRecord
 
 

@@ -15,7 +15,6 @@ from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
 from gpu_device_plugin.node.rules.ledger import IN_USE_MIB
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 
 

@@ -19,7 +19,6 @@ from gpu_device_plugin.model.shares import Shares
 from gpu_device_plugin.model.times import rfc3339
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.features.use.rules.process_use import AttributedUse, UseReading
     from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 

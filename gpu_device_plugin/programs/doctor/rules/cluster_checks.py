@@ -16,7 +16,6 @@ from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, exam
 from gpu_device_plugin.report.rules.printing import gpu_names, listed
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.report.rules.extension import Check, PodCheck
 
 

@@ -26,7 +26,6 @@ from gpu_device_plugin.report.rules.node_view import ExaminedNode
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.settings.node import NodeSettings
 
 _NOT_EXAMINED = Unknown("not-examined", "not examined")
