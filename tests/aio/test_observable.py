@@ -108,7 +108,7 @@ async def test_a_follower_may_take_its_time_and_begin_with_the_initial_value() -
 
 async def test_a_follower_that_lets_changes_settle_is_called_once_for_many_and_never_misses_the_newest() -> None:
     latest, seen = Observable(0), list[int]()
-    following = start(latest.follow(seen.append, settle_s=0.01))
+    following = start(latest.follow(seen.append, settle_s=0.1))
     for value in (1, 2, 3):
         latest.set(value)
         await settle()

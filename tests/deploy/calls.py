@@ -32,13 +32,21 @@ WITHOUT_A_ROLE: set[Right] = {("authorization.k8s.io", "selfsubjectaccessreviews
 """What Kubernetes grants to every account (``system:basic-user``): to ask what itself may do."""
 
 
+_OF_A_TERMINAL = re.compile(
+    rf"{PACKAGE.name}\.(kubernetes\.kubectl|report\.commands|features\.\w+\.commands|features\.learning\.prices)"
+)
+"""What `kubectl inspect gpushare` does by its user's own rights. What features add for people names it, too."""
+
+
 def sources(*modules: str) -> dict[str, ast.Module]:
     """Return the parsed source of these modules and of all that they import of ours, also where it is used only."""
     found: dict[str, ast.Module] = {}
     waiting = list(modules)
     while waiting:
         module = waiting.pop()
-        if module not in found and (tree := _parsed(module)) is not None:
+        if module in found or _OF_A_TERMINAL.fullmatch(module):
+            continue
+        if (tree := _parsed(module)) is not None:
             found[module] = tree
             waiting += _imported(tree)
     return found
@@ -77,7 +85,13 @@ def rights_needed(*modules: str) -> set[Right]:
         AssertionError: a call is written in a way that is not understood.
     """
     trees = sources(*modules)
-    followed = {kind for module, tree in trees.items() for kind in _given_to("Reflector", module, tree)}
+    # A reflector may be made for a kind that a feature names.
+    followed = {
+        kind
+        for module, tree in trees.items()
+        for made in ("Reflector", "FollowedKind")
+        for kind in _given_to(made, module, tree)
+    }
     calls = {right for module, tree in trees.items() for right in _calls(module, tree, followed)}
     return calls - WITHOUT_A_ROLE
 
@@ -102,7 +116,8 @@ def _given_to(function: str, module: str, tree: ast.Module) -> Iterator[ObjectKi
     kinds = _kinds(module)
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == function:
-            yield from (kinds[arg.id] for arg in call.args if isinstance(arg, ast.Name) and arg.id in kinds)
+            given = (*call.args, *(keyword.value for keyword in call.keywords))
+            yield from (kinds[arg.id] for arg in given if isinstance(arg, ast.Name) and arg.id in kinds)
 
 
 def _calls(module: str, tree: ast.Module, followed: Iterable[ObjectKind]) -> Iterator[Right]:

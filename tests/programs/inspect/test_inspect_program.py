@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import yaml
 
+from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.kubernetes.client.api_client import Timing
 from gpu_device_plugin.kubernetes.client.errors import ApiError
 from gpu_device_plugin.kubernetes.kubectl import reaching
@@ -1087,6 +1088,7 @@ def test_the_page_is_served_with_the_flags_of_kubectl_and_the_names_of_resources
     assert main(words, prog=PROG, kubectl="the-kubectl", environ={}, web=web) == 7
     ((flags, more),) = served
     assert sorted(flags) == ["--as=ann", "--context=prod"]
+    assert more.pop("parts") is REPORT
     assert more == {
         "names": ["example.com/gpu-mem", "example.com/gpu-count"],
         "port": 8080,
