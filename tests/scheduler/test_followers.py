@@ -10,6 +10,7 @@ from gpu_device_plugin.features.elastic.room_to_borrow import RoomToBorrow
 from gpu_device_plugin.features.idle.scheduler import IdleActions
 from gpu_device_plugin.kubernetes.objects.decoding import NodeReader
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_USE, PLACEMENT_LABEL
+from gpu_device_plugin.model.contract.node_use import used_mib
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Amounts
@@ -189,7 +190,11 @@ def test_the_use_of_a_node_is_known_to_the_features_that_read_it_and_goes_with_t
         return follower.read_node(msgspec.Raw(json.dumps(made).encode()))
 
     def known() -> tuple[Mapping[str, Mapping[int, int]], Mapping[str, float]]:
-        return elastic._used_mib, idle._use_read_at
+        read = {name: used_mib(use)[1] for name, use in idle._use.items()}
+        return (
+            {name: used_mib(use)[0] for name, use in elastic._use.items()},
+            {name: at for name, at in read.items() if at is not None},
+        )
 
     at = "2026-01-01T00:00:00Z"
     text = json.dumps({"version": 1, "at": at, "gpus": [{"index": 0, "used": 700}], "containers": [{"pod": "p" * 999}]})

@@ -21,19 +21,19 @@ class RoomToBorrow(SchedulerFeature):
     """Knows the memory in use on each GPU of the cluster, where agents tell it."""
 
     def __init__(self) -> None:
-        self._used_mib: dict[str, Mapping[int, int]] = {}
-        """By node, on each GPU by position."""
+        self._use: dict[str, str] = {}
+        """By node, as its agent tells it; read for a pod that may borrow, as few may and nodes change all the time."""
 
     def keys_of_nodes(self) -> frozenset[str] | None:  # noqa: D102
         return frozenset({NODE_USE})
 
     def put_node(self, node: NodeRecord) -> None:  # noqa: D102
-        self._used_mib.pop(node.name, None)
+        self._use.pop(node.name, None)
         if NODE_USE in node.annotations:
-            self._used_mib[node.name] = used_mib(node.annotations[NODE_USE])[0]
+            self._use[node.name] = node.annotations[NODE_USE]
 
     def remove_node(self, name: str) -> None:  # noqa: D102
-        self._used_mib.pop(name, None)
+        self._use.pop(name, None)
 
     def prefer(self, fit: Fit, asked: GpuRequest, node: Candidate, pod: Pod) -> Fit:
         """Return where a pod that may borrow memory has most of it to borrow."""
@@ -42,7 +42,7 @@ class RoomToBorrow(SchedulerFeature):
         wish = read_wish(pod.annotations, MEMORY_LIMIT)
         members = [member for part in asked.parts if part.demand.kind is Kind.MEMORY for member in part.members]
         borrows = any((wish.of(container.name) or 0) > amount for container, amount in members)
-        return with_room_to_borrow(fit, asked, node, self._used_mib.get(node.name, {})) if borrows else fit
+        return with_room_to_borrow(fit, asked, node, used_mib(self._use.get(node.name, ""))[0]) if borrows else fit
 
 
 def with_room_to_borrow(found: Fit, ask: GpuRequest, node: Candidate, used_mib: Mapping[int, int]) -> Fit:

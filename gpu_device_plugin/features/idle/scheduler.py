@@ -61,8 +61,8 @@ class IdleActions(SchedulerFeature):
         self._events = self._context.events
         self._pods: dict[str, Pod] = {}
         """By UID those of which their agents say that they are idle."""
-        self._use_read_at: dict[str, float] = {}
-        """By node, when its agent last read the use of its GPUs, in seconds since the epoch."""
+        self._use: dict[str, str] = {}
+        """By node, as its agent tells it; read for a pod that something is due for."""
         self._looked_at = -math.inf
         self._warned: Mapping[str, Warned] = {}
         self._not_before: dict[str, float] = {}
@@ -90,11 +90,11 @@ class IdleActions(SchedulerFeature):
 
     def put_node(self, node: NodeRecord) -> None:  # noqa: D102
         self.remove_node(node.name)
-        if (read_at := used_mib(node.annotations.get(NODE_USE, ""))[1]) is not None:
-            self._use_read_at[node.name] = read_at
+        if NODE_USE in node.annotations:
+            self._use[node.name] = node.annotations[NODE_USE]
 
     def remove_node(self, name: str) -> None:  # noqa: D102
-        self._use_read_at.pop(name, None)
+        self._use.pop(name, None)
 
     # --- By the active extender ---------------------------------------------------------------------------------------
 
@@ -123,7 +123,8 @@ class IdleActions(SchedulerFeature):
         workloads: dict[Owner, list[IdlePod]] = {}
         for each in due(self._warned, idle, now, warning_s):
             owner = each.pod.owner
-            if not trusted(self._use_read_at.get(each.pod.node_name), self._context.wall()):
+            read_at = used_mib(self._use.get(each.pod.node_name, ""))[1]
+            if not trusted(read_at, self._context.wall()):
                 why = f"the agent of node {each.pod.node_name} has not told for long whether it is used"
                 _log.info("an idle pod stays", extra={"pod": _name(each.pod), "why": why, "once_per_s": 600})
             elif each.action is WhenIdle.EVICT:

@@ -82,6 +82,11 @@ class Counted(m.Metrics):
 SETTINGS = replace(BINPACK, idle_warning_s=WARNING_S)
 
 
+def use_read_at(at_s: float) -> str:
+    """Return the use of a node that its agent read then, in seconds since the epoch."""
+    return json.dumps({"at": rfc3339(at_s)})
+
+
 @dataclass
 class Scene:
     """A cluster with idle pods on node n, and the part of the extender under test."""
@@ -91,7 +96,7 @@ class Scene:
     events: Events = field(default_factory=Events)
     metrics: Counted = field(default_factory=Counted)
     seconds: float = 1000.0
-    read_at: dict[str, float] = field(default_factory=lambda: {"n": NOW})
+    use: dict[str, str] = field(default_factory=lambda: {"n": use_read_at(NOW)})
 
     def __post_init__(self) -> None:
         self.idle = self.another()
@@ -106,7 +111,7 @@ class Scene:
             wall=lambda: NOW,
         )
         idle = IdleActions(parts, look_s=0.0)
-        idle._events, idle._use_read_at = cast("EventWriter", self.events), self.read_at
+        idle._events, idle._use = cast("EventWriter", self.events), self.use
         return idle
 
     def pod(
@@ -282,12 +287,12 @@ async def test_a_look_is_not_repeated_at_once() -> None:
 async def test_nothing_happens_on_the_word_of_an_agent_that_is_silent() -> None:
     async with scene() as its:
         its.pod("web", "evict")
-        its.read_at["n"] = NOW - 601
+        its.use["n"] = use_read_at(NOW - 601)
         await its.warned_and_due()
-        del its.read_at["n"]
+        del its.use["n"]
         await its.look()
         assert not its.going("web")
-        its.read_at["n"] = NOW - 599
+        its.use["n"] = use_read_at(NOW - 599)
         await its.look()
         assert its.going("web")
 
