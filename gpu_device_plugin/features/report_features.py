@@ -107,7 +107,9 @@ REPORT_FEATURES: dict[str, ReportParts] = {
         facts=(ClaimsReport(),),
         cluster_checks=(
             Check(
-                *("ResourceClaims", "share size", claims),
+                "ResourceClaims",
+                "share size",
+                claims,
                 "nodes claims slices device_classes memory_resource count_resource version",
                 partly="nodes",
             ),
@@ -151,7 +153,9 @@ REPORT_FEATURES: dict[str, ReportParts] = {
         ),
         node_checks=(
             Check(
-                *("memory limits", "cgroups", limits_here),
+                "memory limits",
+                "cgroups",
+                limits_here,
                 "settings labels inventory given mig_in_force mps_lack toolkit driver_problem extra_grant_problem "
                 "invented with_driver_limits",
             ),
