@@ -350,8 +350,10 @@ async def test_no_disk_keeps_the_kubelet_waiting_for_an_answer(monkeypatch: pyte
         there.api.add(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default", "labels": {RESIZE_BOUND: "9"}}}
         )
-        await there.start_agent()
-        there.cluster.look_s = 0.05
+        there.node.launch()
+        there.cluster.look_s = 0.05  # before the first look: the next would be a minute later
+        await there.node.ready()
+        await there.node.until(lambda: there.cluster.followed.reflector.synced)
         monkeypatch.setattr(os, "fsync", synced)
         monkeypatch.setattr(files, "replace_below", replaced)
         await there.run(pod("a", mem=4))
