@@ -11,7 +11,7 @@ import pytest
 
 from gpu_device_plugin.features.elastic.guarantees import Guarantees
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
-from gpu_device_plugin.model.contract.reservations import NO_ANSWER, Answer, read_answer
+from gpu_device_plugin.model.contract.reservations import Answer, read_answer
 from tests.cluster_double import troubles
 from tests.names import COUNT, MEM
 from tests.node.cluster_harness import Cluster, cluster
@@ -241,12 +241,17 @@ async def test_a_former_agent_that_gave_it_to_others_takes_it_back() -> None:
 async def test_a_wish_that_changes_all_the_time_changes_little() -> None:
     async with node() as there:
         await there.run(pod("a", mem=4))
-        part(there).pace_s = 1000.0
-        for amount in range(5, 15):
+        wish(there, "a", "5")
+        await holds(there, "a", 5, "5")
+        part(there).pace_s = 1000.0  # the round that runs now may still see one wish
+        answers = set()
+        for amount in range(6, 15):
             wish(there, "a", str(amount))
-            await there.node.until(lambda: held(there, "a") != NO_ANSWER)
-        assert held(there, "a") == Answer({"main": 5}, "5")
-        assert len(there.events("GPUMemoryResized")) <= 1
+            await there.seen("a")
+            await there.node.rounds(1, now=True)  # time in which it would be answered
+            answers.add(held(there, "a").guarantees["main"])
+        assert len(answers | {5}) <= 2
+        assert len(there.events("GPUMemoryResized")) <= 2
 
 
 async def test_without_the_right_to_read_namespaces_nothing_grows() -> None:
