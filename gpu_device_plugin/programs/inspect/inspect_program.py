@@ -35,6 +35,7 @@ from gpu_device_plugin.programs.inspect.top_picture import Picture, frame
 from gpu_device_plugin.programs.inspect.uninstall import UNINSTALL
 from gpu_device_plugin.report.commands import (
     GRANT,
+    MISSING_RIGHT,
     NAMESPACE,
     NODE,
     PODS_OF_KUBECTL,
@@ -53,7 +54,7 @@ from gpu_device_plugin.report.commands import (
 from gpu_device_plugin.report.followed_cluster import cluster
 from gpu_device_plugin.report.rules.columns import Line, Tone, columns
 from gpu_device_plugin.report.rules.extension import AgentFacts, placed
-from gpu_device_plugin.report.rules.finding import Finding, examine, exit_code, report
+from gpu_device_plugin.report.rules.finding import Finding, Unknown, examine, exit_code, report
 from gpu_device_plugin.report.rules.node_answers import explain, explain_briefly
 from gpu_device_plugin.report.rules.terminal_tables import SORTS, rows_waiting
 from gpu_device_plugin.report.why_pod import events_of, explained, on_gpus
@@ -215,19 +216,19 @@ async def _print(picture: Picture, again: Callable[[Picture], Awaitable[Picture]
             picture = await again(picture)
 
 
-async def _unless_unread(read: Awaitable[T], missing: list[str]) -> T | None:
+async def _unless_unread(read: Awaitable[T], missing: list[Unknown]) -> T | None:
     """Return what is read, or None if that fails, and add the reason to `missing`."""
     try:
         return await read
     except (ApiError, AgentUnreadableError) as error:
-        missing.append(str(unread(error)))
+        missing.append(unread(error))
         return None
 
 
 async def _why(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
     parts, namespace = arguments.parts, arguments.namespace or access.namespace
     pod, status = await named_pod(access, namespace, arguments.pod, resources, parts.facts)
-    missing: list[str] = []
+    missing: list[Unknown] = []
     raw_events = await _unless_unread(events_of(access.client, namespace, pod.uid), missing)
     raw_nodes = await _unless_unread(access.items(NODES), missing)
     raw_pods = await _unless_unread(access.items(PODS, COUNTING), missing)
@@ -237,8 +238,10 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
         found = await cluster_of(raw_nodes, raw_pods, resources, access, features=parts.facts, kind=parts.kind)
     claims: Sequence[Any] | None = found.more_of() if found is not None else ()
     if status.claims and not claims:
-        claims, why = await all_of(parts.kind, access, namespace)
-        missing += why if claims is None else []
+        read = await all_of(parts.kind, access, namespace)
+        if isinstance(read, Unknown):
+            missing.append(read)
+        claims = None if isinstance(read, Unknown) else read[0]
 
     async def tell(of_agent: AgentFacts) -> Iterable[Finding]:
         agents = await agents_of(access, arguments.agents_namespace)
@@ -259,7 +262,9 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
         slow=lambda: chain.from_iterable(slow),
     )
     told = [*map(str, facts)]
-    told += [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []
+    if missing:
+        rights = f" ({_RIGHTS})" if any(each.code == MISSING_RIGHT for each in missing) else ""
+        told.append(f"The explanation is incomplete: {'; '.join(map(str, missing))}{rights}.")
     if answers and (room := width(0)) and not arguments.all_nodes:
         rows = sum(1 + max(0, columns(line) - 1) // room for line in told)
         return [*told, *explain_briefly(answers, shutil.get_terminal_size().lines - rows - 1)], OK

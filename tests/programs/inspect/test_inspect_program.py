@@ -37,10 +37,7 @@ from tests.reports import SINCE, part, written
 PROG = "kubectl inspect gpushare"
 GOLDEN = Path(__file__).parents[2] / "golden" / "inspect"
 
-NO_AGENT = (
-    "no node agent that serves HTTP runs (docs/inspect.md has the commands by which an administrator grants all rights "
-    "that this command needs)."
-)
+NO_AGENT = "no node agent that serves HTTP runs."
 
 KINDS = {"pods": "Pod", "nodes": "Node", "events": "Event", "configmaps": "ConfigMap", "namespaces": "Namespace"}
 KINDS |= {"resourceclaims": "ResourceClaim", "poddisruptionbudgets": "PodDisruptionBudget"}
@@ -69,6 +66,7 @@ class World:
             "namespace": "default",
             "server": "https://10.0.0.1:6443",
             "fail": "",
+            "broken": "",
             "garbage": "",
             "forbidden": [],
             "expire": False,
@@ -161,6 +159,8 @@ class World:
     ) -> tuple[int, Any]:
         """Return an object by its name, or a page of those that are selected."""
         plural, namespace = place
+        if plural == script["broken"]:
+            return failure(500, "InternalError", "no leader")
         kind = KINDS[plural]
         found = [
             one
