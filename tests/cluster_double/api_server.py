@@ -21,7 +21,7 @@ from tests.cluster_double.budgets import take_from_budget
 from tests.cluster_double.kinds import BUFFERS, KINDS, LEASES, applied, scale_of, scaled, without_new_fields
 from tests.cluster_double.reads import Reads
 from tests.cluster_double.reviews import ACCESS_REVIEWS, TOKEN_REVIEWS, Account, review_access, review_token
-from tests.cluster_double.store import Store
+from tests.cluster_double.store import Store, strategic_merge
 from tests.cluster_double.troubles import Answer, Fault, Hang, Late, Reset, Trouble, reset, suffered
 
 _OWN_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -33,6 +33,7 @@ class ApiServer(api_server.ApiServer):
     kinds = KINDS
     patches: ClassVar[Mapping[str, Callable[[Any, Any], Any]]] = {
         **api_server.ApiServer.patches,
+        "application/strategic-merge-patch+json": strategic_merge,
         "application/apply-patch+yaml": applied,
     }
 
@@ -256,7 +257,8 @@ class ApiServer(api_server.ApiServer):
             # Of the kinds here, only Leases refuse an update without a resourceVersion.
             message = "Invalid value: must be specified for an update"
             raise invalid(served, request.name, "metadata.resourceVersion", "FieldValueInvalid", message)
-        return await super()._do_update(http, served, request)
+        body = await self._body(http)
+        return self._changed(served, request, lambda _: body)
 
     def _changed(self, served: Served, request: ApiRequest, apply: Callable[[Json], Json]) -> web.Response:
         if not request.resource.endswith("/scale"):
@@ -265,3 +267,19 @@ class ApiServer(api_server.ApiServer):
         return web.json_response(
             scale_of(self.store.change(served, key, lambda found: scaled(found, apply(scale_of(found)))))
         )
+
+    async def _do_delete(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
+        options = await http.json() if http.can_read_body else {}
+        grace = http.query.get("gracePeriodSeconds", options.get("gracePeriodSeconds"))
+        preconditions = options.get("preconditions") or {}
+        deleted = self.store.delete(
+            served,
+            served.key(request.namespace, request.name),
+            grace_s=None if grace is None else int(grace),
+            uid=preconditions.get("uid", ""),
+            version=preconditions.get("resourceVersion", ""),
+        )
+        if served.kind != "Pod":
+            details = {"name": request.name, "kind": served.plural, "uid": deleted["metadata"]["uid"]}
+            return web.json_response({**api_server.SUCCESS, "details": details})
+        return web.json_response(deleted)

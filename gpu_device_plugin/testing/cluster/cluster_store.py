@@ -286,22 +286,6 @@ def conflict(served: Served, key: Key, why: str, subresource: str = "") -> Statu
     return StatusError(409, "Conflict", message, {"name": key[1], "kind": served.plural + subresource})
 
 
-# --- JSON merge patches and strategic merge patches ------------------------------------------------------------------
-
-_MERGE_KEYS = {
-    "addresses": "type",
-    "conditions": "type",
-    "containers": "name",
-    "env": "name",
-    "initContainers": "name",
-    "ownerReferences": "uid",
-    "schedulingGates": "name",
-    "taints": "key",
-    "volumes": "name",
-}
-"""Lists that a strategic merge patch merges, with the field that identifies an entry."""
-
-
 def merge(target: Any, patch: Any) -> Any:
     """Apply a JSON merge patch (RFC 7396)."""
     if not isinstance(patch, dict):
@@ -309,32 +293,3 @@ def merge(target: Any, patch: Any) -> Any:
     merged = dict(target) if isinstance(target, dict) else {}
     merged |= {key: merge(merged.get(key), value) for key, value in patch.items()}
     return {key: value for key, value in merged.items() if key not in patch or value is not None}
-
-
-def strategic_merge(target: Any, patch: Any, name: str = "") -> Any:
-    """Apply a strategic merge patch, with the directives ``$patch: delete`` in lists and ``$patch: replace``."""
-    if isinstance(patch, list) and name in _MERGE_KEYS:
-        return _merge_lists(target or [], patch, _MERGE_KEYS[name])
-    if not isinstance(patch, dict):
-        return patch
-    if patch.get("$patch") == "replace":
-        return {key: value for key, value in patch.items() if key != "$patch"}
-    merged = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            merged.pop(key, None)
-        elif not key.startswith("$"):
-            merged[key] = strategic_merge(merged.get(key), value, key)
-    return merged
-
-
-def _merge_lists(target: list[Json], patch: list[Json], key: str) -> list[Json]:
-    merged = {entry[key]: entry for entry in target}
-    for entry in patch:
-        if entry.get(key) is None:
-            raise StatusError(400, "BadRequest", f"map: {entry} does not contain declared merge key: {key}")
-        if entry.get("$patch") == "delete":
-            merged.pop(entry[key], None)
-        else:
-            merged[entry[key]] = strategic_merge(merged.get(entry[key]), entry)
-    return list(merged.values())

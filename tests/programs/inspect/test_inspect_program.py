@@ -27,8 +27,9 @@ from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.programs.inspect.arguments import parse
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.testing.cluster.cluster_kinds import field_selector
-from gpu_device_plugin.testing.cluster.cluster_store import merge, strategic_merge
+from gpu_device_plugin.testing.cluster.cluster_store import merge
 from tests.cluster_double.selectors import label_selector
+from tests.cluster_double.store import strategic_merge
 from tests.patience import stretched, until
 from tests.programs.inspect.proxied import ProxiedApi, failure, forbidden
 from tests.reporting import COMMANDS
