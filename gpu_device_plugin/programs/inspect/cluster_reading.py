@@ -236,15 +236,13 @@ def _asks(pod: _Pod, resources: Iterable[Resource]) -> bool:
 
 
 def _asking(pod: _Pod, raw: msgspec.Raw, reader: PodReader, resources: Sequence[Resource]) -> PodSeen:
-    scheduled, read = pod.condition("PodScheduled"), reader.read(raw)[0]
+    read = reader.read(raw)[0]
     return PodSeen(
-        name=pod.name,
-        node=pod.spec.node_name,
+        pod=read,
         scheduler=pod.spec.scheduler_name,
         promised=_promised(pod, read, resources),
-        seen=bool(scheduled.type),
+        seen=bool(pod.condition("PodScheduled").type),
         age_s=_age_s(pod.metadata.creation_timestamp or ""),
-        elastic=None if read.annotations.keys().isdisjoint(ELASTIC) else read,
     )
 
 

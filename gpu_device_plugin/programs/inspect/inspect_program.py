@@ -27,7 +27,7 @@ from gpu_device_plugin.kubernetes.objects.api_objects import escaped
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS, ObjectKind, UnreadableObjectError
 from gpu_device_plugin.kubernetes.objects.pod_details import events
 from gpu_device_plugin.model.resources import Resource
-from gpu_device_plugin.programs.doctor.rules.cluster_checks import checks, examine_partly
+from gpu_device_plugin.programs.doctor.rules.cluster_checks import OWN, examine_partly
 from gpu_device_plugin.programs.inspect.arguments import parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.overview import CHOICE, COUNTING, OVERVIEW, gpu_pods
@@ -297,7 +297,7 @@ async def _doctor(arguments: argparse.Namespace, access: Access, resources: Sequ
             on_pods=parts.pod_checks,
         )
     else:
-        found = examine(checks(parts.cluster_checks), symptoms)
+        found = examine(placed(OWN, parts.cluster_checks), symptoms)
     return report(found, as_json=arguments.json), exit_code(found)
 
 
@@ -368,8 +368,7 @@ _OWN = (OVERVIEW, _TOP, _WHY, _WEB, _DOCTOR, UNINSTALL)
 
 def commands(parts: ReportParts) -> Mapping[str, Command]:
     """Return the commands by their names, in the order of the help."""
-    of_features = [(each.name, each.after, each) for each in reversed(parts.commands)]
-    found = placed({each.name: each for each in _OWN}, of_features)
+    found = placed({each.name: each for each in _OWN}, reversed(parts.commands))
     for option in parts.options:
         found[option.command] = option.on(found[option.command])
     return found

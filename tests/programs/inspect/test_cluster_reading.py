@@ -368,7 +368,8 @@ def test_who_promised_a_pod_its_gpu(tmp_path: Path) -> None:
         pod("plain", "node-a"),
         pod("elastic", "node-a", 4, annotations={MEMORY_LIMIT: "12"}),
     ]
-    seen = {one.name: one for one in read(tmp_path, pages).pods}
+    found = read(tmp_path, pages)
+    seen = {str(one.pod): one for one in found.pods}
     assert {name: one.promised for name, one in seen.items()} == {
         "default/bound": True,
         "default/found": False,
@@ -377,9 +378,9 @@ def test_who_promised_a_pod_its_gpu(tmp_path: Path) -> None:
         "default/waits": False,
         "default/elastic": False,
     }
-    assert [name for name, one in seen.items() if one.elastic is not None] == ["default/elastic"]
+    assert [str(each) for each in found.elastic_pods] == ["default/elastic"]
     waiting = seen["default/waits"]
-    assert (waiting.seen, waiting.node, waiting.scheduler) == (False, "", "nobody")
+    assert (waiting.seen, waiting.pod.node_name, waiting.scheduler) == (False, "", "nobody")
     assert 90 < waiting.age_s < 1000
     assert seen["default/bound"].seen
 

@@ -298,8 +298,8 @@ def placement(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check that bound pods have the GPUs that a scheduler chose."""
     # On nodes that serve claims kube-scheduler itself allocates, for limits too.
     serving = {node.name for node in cluster.nodes if node.gpus.claims}
-    bound = [pod for pod in cluster.pods if pod.node and pod.node not in serving]
-    by_scheduler = _by_scheduler(pod for pod in bound if not pod.promised)
+    bound = [seen for seen in cluster.pods if seen.pod.node_name and seen.pod.node_name not in serving]
+    by_scheduler = _by_scheduler(seen for seen in bound if not seen.promised)
     for scheduler, pods in by_scheduler.items():
         text = "{scheduler} bound {pods:GPU pod} without asking the extender: {pods}"
         advice = (
@@ -312,13 +312,13 @@ def placement(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 
 def _by_scheduler(pods: Iterable[PodSeen]) -> Mapping[str, tuple[str, ...]]:
-    return grouped((pod.scheduler, pod.name) for pod in sorted(pods, key=lambda pod: pod.scheduler))
+    return grouped((seen.scheduler, str(seen.pod)) for seen in sorted(pods, key=lambda seen: seen.scheduler))
 
 
 def pending(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check that schedulers look at the pods that wait."""
-    pending = [pod for pod in cluster.pods if not pod.node]
-    ignored = [pod for pod in pending if not pod.seen and pod.age_s > _UNSEEN_S]
+    pending = [seen for seen in cluster.pods if not seen.pod.node_name]
+    ignored = [each for each in pending if not each.seen and each.age_s > _UNSEEN_S]
     for scheduler, pods in _by_scheduler(ignored).items():
         yield error(
             "pods-ignored",
@@ -327,7 +327,7 @@ def pending(cluster: ClusterSymptoms) -> Iterator[Finding]:
             scheduler=scheduler,
             pods=pods,
         )
-    if waiting := tuple(pod.name for pod in pending if pod not in ignored):
+    if waiting := tuple(str(each.pod) for each in pending if each not in ignored):
         advice = "kubectl inspect gpushare why POD names the reason"
         yield note("pods-pending", "{pods:GPU pod} pending: {pods}", advice, pods=waiting)
     if not pending:
