@@ -97,11 +97,13 @@ def extender(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if ready:
         verb = "is" if len(ready) == 1 else "are"
         yield ok("extender", f"{{extenders}} {verb} ready", extenders=tuple(part.name for part in ready))
-    counts = [part.asked for part in cluster.extenders if part.asked is not None]
+    counts = [part.asked for part in cluster.extenders if isinstance(part.asked, int)]
     if not counts:
         if any(not part.original for part in ready):
             text = "the number of scheduler calls to the extender cannot be read"
-            yield Unknown("calls-unknown", text, "reading it needs the right to get pods/proxy (docs/doctor.md)")
+            denied = any(isinstance(part.asked, Unknown) for part in ready)
+            advice = "reading it needs the right to get pods/proxy (docs/doctor.md)" if denied else ""
+            yield Unknown("calls-unknown", text, advice)
     elif sum(counts):
         yield ok("extender-asked", "schedulers called it {calls:time} since it started", calls=sum(counts))
     elif cluster.pods:

@@ -70,8 +70,8 @@ class ComponentStatus:
     """The image tag of the kube-scheduler in the same pod; None: there is none."""
     original: bool = False
     """Whether it belongs to Alibaba's gpushare."""
-    asked: int | None = None
-    """The number of filter calls to this extender since it started; None: unknown."""
+    asked: int | Unknown | None = None
+    """The number of filter calls to this extender since it started, or the right that is missing; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

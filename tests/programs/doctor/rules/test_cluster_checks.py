@@ -421,6 +421,13 @@ def test_the_scheduler(check: str, changes: dict[str, Any], expected: list[str])
     assert of(check, "extenders calls minor seconds version pods", **changes) == expected
 
 
+@pytest.mark.parametrize(("asked", "advised"), [(None, False), (HIDDEN, True)])
+def test_a_right_is_advised_only_where_it_keeps_the_calls_unknown(asked: Unknown | None, advised: bool) -> None:  # noqa: FBT001
+    found = CHECKS["extender"](replace(WELL, extenders=(replace(EXTENDER, asked=asked),)))
+    (unknown,) = (each for each in found if each.code == "calls-unknown")
+    assert ("the right to get pods/proxy" in unknown.advice) is advised
+
+
 # --- Versions and other installations ---------------------------------------------------------------------------------
 
 THEIR_AGENT = agent("node-a", name="kube-system/gpushare-device-plugin-ds-x", original=True)
