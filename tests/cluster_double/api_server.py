@@ -15,9 +15,7 @@ from aiohttp import web
 
 from gpu_device_plugin.testing.cluster import api_server
 from gpu_device_plugin.testing.cluster.cluster_kinds import PODS, ApiRequest, Served, StatusError, invalid
-from gpu_device_plugin.testing.cluster.cluster_store import Key
 from tests.builders import Json
-from tests.cluster_double.budgets import take_from_budget
 from tests.cluster_double.kinds import BUFFERS, KINDS, LEASES, applied, scale_of, scaled, without_new_fields
 from tests.cluster_double.reads import Reads
 from tests.cluster_double.reviews import ACCESS_REVIEWS, TOKEN_REVIEWS, Account, review_access, review_token
@@ -244,9 +242,6 @@ class ApiServer(api_server.ApiServer):
         body = await super()._body(http)
         return without_new_fields(body) if self.older else body
 
-    def _disrupt(self, key: Key, found: Json) -> None:
-        take_from_budget(self.store, key, found)
-
     async def _do_get(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         if not request.resource.endswith("/scale"):
             return await super()._do_get(http, served, request)
@@ -261,9 +256,10 @@ class ApiServer(api_server.ApiServer):
         return self._changed(served, request, lambda _: body)
 
     def _changed(self, served: Served, request: ApiRequest, apply: Callable[[Json], Json]) -> web.Response:
-        if not request.resource.endswith("/scale"):
-            return super()._changed(served, request, apply)
-        key = served.key(request.namespace, request.name)
+        key, subresource = served.key(request.namespace, request.name), request.resource.partition("/")[2]
+        if subresource != "scale":
+            admit = partial(self._ask_policies, served)
+            return web.json_response(self.store.change(served, key, apply, subresource=subresource, admit=admit))
         return web.json_response(
             scale_of(self.store.change(served, key, lambda found: scaled(found, apply(scale_of(found)))))
         )

@@ -10,6 +10,7 @@ from gpu_device_plugin.testing.cluster import cluster_store
 from gpu_device_plugin.testing.cluster.cluster_kinds import EVENTS, PODS, Served, StatusError, invalid
 from gpu_device_plugin.testing.cluster.cluster_store import Key, conflict, preconditions
 from tests.builders import Json
+from tests.cluster_double.budgets import take_from_budget
 
 
 class Store(cluster_store.Store):
@@ -51,6 +52,9 @@ class Store(cluster_store.Store):
         if found["spec"].get("schedulingGates"):
             raise conflict(PODS, key, f"pod {key[1]} has non-empty .spec.schedulingGates", "/binding")
         super().bind(key, binding)
+
+    def disrupt(self, key: Key, found: Json) -> None:
+        take_from_budget(self, key, found)
 
     def _commit(self, served: Served, key: Key, before: Json | None, after: Json | None) -> Json:
         kept = super()._commit(served, key, before, after)

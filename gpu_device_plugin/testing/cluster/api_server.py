@@ -25,7 +25,7 @@ from gpu_device_plugin.testing.cluster.cluster_kinds import (
     StatusError,
 )
 from gpu_device_plugin.testing.cluster.cluster_reads import Reads
-from gpu_device_plugin.testing.cluster.cluster_store import Key, Store, merge
+from gpu_device_plugin.testing.cluster.cluster_store import Store, merge
 
 if TYPE_CHECKING:
     import ssl
@@ -272,12 +272,6 @@ class ApiServer:
         """Return a whole object, as the server reads it."""
         return await http.json()
 
-    def _ask_policies(self, served: Served, before: Json, after: Json) -> None:
-        """Refuse a change that is valid, but not admitted."""
-
-    def _disrupt(self, key: Key, found: Json) -> None:
-        """Refuse the eviction of a pod whose end disrupts something."""
-
     async def _do_get(self, _http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         return web.json_response(self.store.get(served, served.key(request.namespace, request.name)))
 
@@ -286,7 +280,7 @@ class ApiServer:
         if request.resource == "pods/binding":
             self.store.bind(key, body)
         elif request.resource == "pods/eviction":
-            self.store.evict(key, body, partial(self._disrupt, key))
+            self.store.evict(key, body)
         else:
             keep = request.params.get("dryRun") != "All"
             return web.json_response(self.store.create(served, request.namespace, body, keep=keep), status=201)
@@ -301,8 +295,7 @@ class ApiServer:
 
     def _changed(self, served: Served, request: ApiRequest, apply: Callable[[Json], Json]) -> web.Response:
         key, subresource = served.key(request.namespace, request.name), request.resource.partition("/")[2]
-        admit = partial(self._ask_policies, served)
-        return web.json_response(self.store.change(served, key, apply, subresource=subresource, admit=admit))
+        return web.json_response(self.store.change(served, key, apply, subresource=subresource))
 
     async def _do_list(self, _http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         return web.json_response(await self.reads.list(served, request))

@@ -200,11 +200,11 @@ class Store:
         bound["status"]["conditions"] = [*others, scheduled]
         self._commit(PODS, key, found, bound)
 
-    def evict(self, key: Key, eviction: Json, disrupt: Callable[[Json], None] = lambda _found: None) -> None:
-        """Evict a pod as Kubernetes 1.36 does (pkg/registry/core/pod/storage/eviction.go), or raise StatusError.
+    def disrupt(self, key: Key, found: Json) -> None:
+        """Refuse the eviction of a pod whose end disrupts something."""
 
-        `disrupt` gets a pod whose end disrupts something, and may refuse the eviction.
-        """
+    def evict(self, key: Key, eviction: Json) -> None:
+        """Evict a pod as Kubernetes 1.36 does (pkg/registry/core/pod/storage/eviction.go), or raise StatusError."""
         if (eviction.get("metadata") or {}).get("name", key[1]) != key[1]:
             raise StatusError(400, "BadRequest", "name in URL does not match name in Eviction object")
         found = self.get(PODS, key)
@@ -213,7 +213,7 @@ class Store:
         deleting = "deletionTimestamp" in found["metadata"]
         # A pod that has not started, has ended, or is being deleted disrupts nothing.
         if wanted == found["metadata"]["uid"] and found["status"].get("phase") == "Running" and not deleting:
-            disrupt(found)
+            self.disrupt(key, found)
         if wanted == found["metadata"]["uid"] and not deleting:
             self.change(PODS, key, _targeted, subresource="status")
         self.delete(PODS, key, grace_s=options.get("gracePeriodSeconds"), uid=wanted)
