@@ -66,16 +66,13 @@ class Option:
     run: Callable[[argparse.Namespace, Access, Sequence[Resource]], Awaitable[Output]]
     check: Callable[[argparse.Namespace], None]
 
-    def given(self, arguments: argparse.Namespace) -> bool:
-        """Whether it is given."""
-        return arguments.command.name == self.command and bool(getattr(arguments, self.name))
-
     def on(self, command: Command) -> Command:
         """Return the command with it."""
 
         def check(arguments: argparse.Namespace) -> None:
             command.check(arguments)
-            if self.given(arguments):
+            if getattr(arguments, self.name):
+                arguments.command = replace(arguments.command, run=self.run)
                 self.check(arguments)
 
         return replace(command, arguments=(*command.arguments, switch(f"--{self.name}", self.what)), check=check)

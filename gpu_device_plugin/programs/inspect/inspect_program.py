@@ -99,7 +99,7 @@ def main(
 
     def run() -> int:
         arguments = parse(prog, argv, commands(parts))
-        arguments.parts = parts
+        arguments.parts, arguments.environ = parts, environ
         resources, flags = resources_in(arguments, environ), passed_on(arguments)
         if arguments.command is _WEB:
             if web is None:
@@ -114,7 +114,7 @@ def main(
                 parts=parts,
             )
         try:
-            return asyncio.run(_run(arguments, flags, resources, kubectl, environ))
+            return asyncio.run(_run(arguments, flags, resources, kubectl))
         except _UNREADABLE as error:
             unknown = unread(error)
             say(sys.stderr, f"{prog}: {'; '.join(filter(None, (str(unknown), unknown.remedy)))}")
@@ -123,26 +123,14 @@ def main(
     return ending(prog, run)
 
 
-async def _run(
-    arguments: argparse.Namespace,
-    flags: Sequence[str],
-    resources: Sequence[Resource],
-    kubectl: str,
-    environ: Mapping[str, str],
-) -> int:
-    lines: Sequence[str | Line] = ()
+async def _run(arguments: argparse.Namespace, flags: Sequence[str], resources: Sequence[Resource], kubectl: str) -> int:
+    lines: Sequence[str | Line]
     code: int
     async with reaching(flags, kubectl) as access:
-        instead = next((option.run for option in arguments.parts.options if option.given(arguments)), None)
-        if instead is not None:
-            lines, code = await instead(arguments, access, resources)
-        elif arguments.command.run is None:
-            code = await _top(arguments, access, resources, environ)
-        else:
-            lines, code = await arguments.command.run(arguments, access, resources)
+        lines, code = await arguments.command.run(arguments, access, resources)
     if code < 0:
         signal.raise_signal(-code)
-    show((Line(line) if isinstance(line, str) else line for line in lines), environ)
+    show((Line(line) if isinstance(line, str) else line for line in lines), arguments.environ)
     sys.stdout.flush()
     return code
 
@@ -150,13 +138,12 @@ async def _run(
 # --- The commands -----------------------------------------------------------------------------------------------------
 
 
-async def _top(
-    arguments: argparse.Namespace, access: Access, resources: Sequence[Resource], environ: Mapping[str, str]
-) -> int:
+async def _top(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
     """Draw GPUs and pods until the user ends it; without a terminal print one picture after the other.
 
     Returns:
-        The exit code; the negative number of the signal that ended it, by which the program is to end, too.
+        No lines, and the exit code; or the negative number of the signal that ended it, by which the program is to
+        end, too.
 
     Raises:
         ClusterUnreadableError, ApiError, UnreadableObjectError: the first reading failed.
@@ -200,9 +187,9 @@ async def _top(
         except ModuleNotFoundError as error:
             raise UsageError(f"top: {_WITHOUT_TEXTUAL}") from error
         # Read first, so that a login plugin may ask, and a fault ends the command.
-        return await draw(await read(), again, why, interval_s=interval_s, environ=environ)
+        return (), await draw(await read(), again, why, interval_s=interval_s, environ=arguments.environ)
     await _print(await read(), again, interval_s)
-    return OK
+    return (), OK
 
 
 async def _print(picture: Picture, again: Callable[[Picture], Awaitable[Picture]], interval_s: float) -> None:
@@ -315,7 +302,7 @@ async def _if_allowed(
 _TOP = Command(
     "top",
     "draw GPUs and pods again and again, or their last hour",
-    None,
+    _top,
     (
         NODE,
         *CHOICE,
