@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import Page
@@ -35,12 +35,9 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class Duration:
+class Duration(Count):
     """A histogram of durations, in seconds."""
 
-    name: str
-    help: str
-    labels: tuple[str, ...] = ()
     buckets_s: tuple[float, ...] = _RPC_BUCKETS_S
 
 
@@ -81,27 +78,15 @@ BORROWER_EVICTIONS = Count(
 )
 RPCS = Duration("gpushare_rpc_duration_seconds", "Time to answer the kubelet.", ("method",))
 
-COUNTS = (
-    ALLOCATIONS,
-    REFUSALS,
-    REGISTRATIONS,
-    CHILD_RESTARTS,
-    HEALTH_CHANGES,
-    XIDS,
-    MALFORMED_ANNOTATIONS,
-    API_ERRORS,
-    LEDGER_DRIFT,
-    OVER_USE_EVICTIONS,
-    GPU_FAILURE_EVICTIONS,
-    RETURNS,
-    BORROWER_EVICTIONS,
-)
 RETURNING = Duration(
     "gpushare_memory_return_seconds",
     "Time that containers took to return the borrowed GPU memory that they were asked for.",
     buckets_s=_RETURN_BUCKETS_S,
 )
-DURATIONS = (RPCS, RETURNING)
+OF_AGENTS: Sequence[Count] = (
+    *(ALLOCATIONS, REFUSALS, REGISTRATIONS, CHILD_RESTARTS, HEALTH_CHANGES, XIDS, MALFORMED_ANNOTATIONS, API_ERRORS),
+    *(LEDGER_DRIFT, OVER_USE_EVICTIONS, GPU_FAILURE_EVICTIONS, RETURNS, BORROWER_EVICTIONS, RPCS, RETURNING),
+)
 
 MOVES = Count(
     "gpushare_extender_moves_total",
@@ -141,11 +126,10 @@ IDLE_ACTIONS = Count(
     ("wish", "outcome"),
 )
 
-EXTENDER_COUNTS = (
+OF_EXTENDERS: Sequence[Count] = (
     *(VERDICTS, SAMPLE_MISSES, BINDS, DRIFT, RESIZES, MOVES, IDLE_ACTIONS),
-    *(MALFORMED_ANNOTATIONS, API_ERRORS),
+    *(MALFORMED_ANNOTATIONS, API_ERRORS, VERBS),
 )
-EXTENDER_DURATIONS = (VERBS,)
 
 
 # --- Counting, and the page ------------------------------------------------------------------------------------------
@@ -167,21 +151,17 @@ class PrometheusMetrics(Metrics):
     Only here is prometheus_client imported: programs that serve no HTTP do without it.
     """
 
-    def __init__(
-        self,
-        gauges: Callable[[], Gauges],
-        counts: Iterable[Count] = COUNTS,
-        durations: Iterable[Duration] = DURATIONS,
-    ) -> None:
+    def __init__(self, gauges: Callable[[], Gauges], series: Iterable[Count] = OF_AGENTS) -> None:
         """Begin at zero; `gauges` returns those of the program with their values, read as they are written."""
         import prometheus_client as library  # noqa: PLC0415
 
         library.disable_created_metrics()  # type: ignore[no-untyped-call]  # one more line for every series, which nobody reads
         self._registry = registry = library.CollectorRegistry()
-        self._counts = {each: library.Counter(each.name, each.help, each.labels, registry=registry) for each in counts}
-        self._durations = {
+        self._series: dict[Count, Any] = {
             each: library.Histogram(each.name, each.help, each.labels, buckets=each.buckets_s, registry=registry)
-            for each in durations
+            if isinstance(each, Duration)
+            else library.Counter(each.name, each.help, each.labels, registry=registry)
+            for each in series
         }
         library.ProcessCollector(registry=registry)
         self._gauges = gauges
@@ -189,13 +169,14 @@ class PrometheusMetrics(Metrics):
 
     def count(self, what: Count, *labels: str, times: int = 1) -> None:
         """Add to a counter; `labels` in the order of ``what.labels``."""
-        counter = self._counts[what]
-        (counter.labels(*labels) if labels else counter).inc(times)
+        self._of(what, labels).inc(times)
 
     def took(self, what: Duration, seconds: float, *labels: str) -> None:
         """Add to a histogram; `labels` in the order of ``what.labels``."""
-        histogram = self._durations[what]
-        (histogram.labels(*labels) if labels else histogram).observe(seconds)
+        self._of(what, labels).observe(seconds)
+
+    def _of(self, what: Count, labels: Sequence[str]) -> Any:
+        return self._series[what].labels(*labels) if labels else self._series[what]
 
     async def page(self) -> Page:
         """Return all metrics in Prometheus' text format.

@@ -12,15 +12,15 @@ from gpu_device_plugin.programs.doctor.rules import cluster_checks, node_checks
 from gpu_device_plugin.programs.inspect.inspect_program import commands
 from gpu_device_plugin.report import why_pod
 from gpu_device_plugin.report.rules import node_answers, pod_causes
-from gpu_device_plugin.report.rules.extension import Kept, SchedulingStatus
+from gpu_device_plugin.report.rules.extension import Kept, SchedulingStatus, placed
 from gpu_device_plugin.report.rules.finding import Finding
 from gpu_device_plugin.report.rules.node_answers import NodeAnswer
 from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 COMMANDS = commands(REPORT)
-CLUSTER_CHECKS = cluster_checks.checks(REPORT.cluster_checks)
-NODE_CHECKS = node_checks.checks(REPORT.node_checks)
+CLUSTER_CHECKS = placed(cluster_checks.OWN, REPORT.cluster_checks)
+NODE_CHECKS = placed(node_checks.OWN, REPORT.node_checks)
 
 examine_partly = partial(cluster_checks.examine_partly, of_features=REPORT.cluster_checks, on_pods=REPORT.pod_checks)
 

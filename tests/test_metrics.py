@@ -139,7 +139,7 @@ def test_half_a_character_cannot_keep_the_page_from_being_sent(text: str) -> Non
 
 
 def extender(state: Callable[[], ExtenderMetrics]) -> metrics.PrometheusMetrics:
-    return metrics.PrometheusMetrics(lambda: state().gauges(), metrics.EXTENDER_COUNTS, metrics.EXTENDER_DURATIONS)
+    return metrics.PrometheusMetrics(lambda: state().gauges(), metrics.OF_EXTENDERS)
 
 
 # --- Every name ------------------------------------------------------------------------------------------------------

@@ -66,16 +66,13 @@ class Option:
     run: Callable[[argparse.Namespace, Access, Sequence[Resource]], Awaitable[Output]]
     check: Callable[[argparse.Namespace], None]
 
-    def given(self, arguments: argparse.Namespace) -> bool:
-        """Whether it is given."""
-        return arguments.command.name == self.command and bool(getattr(arguments, self.name))
-
     def on(self, command: Command) -> Command:
         """Return the command with it."""
 
         def check(arguments: argparse.Namespace) -> None:
             command.check(arguments)
-            if self.given(arguments):
+            if getattr(arguments, self.name):
+                arguments.command = replace(arguments.command, run=self.run)
                 self.check(arguments)
 
         return replace(command, arguments=(*command.arguments, switch(f"--{self.name}", self.what)), check=check)
@@ -185,25 +182,30 @@ async def cluster_of(
     return found
 
 
-async def all_of(kind: FollowedKind | None, access: Access, namespace: str = "") -> tuple[list[Any] | None, list[str]]:
-    """Return the objects of a kind, and a sentence for each unreadable one; None, and why: none is read."""
+async def all_of(
+    kind: FollowedKind | None, access: Access, namespace: str = ""
+) -> tuple[list[Any], Sequence[str]] | Unknown:
+    """Return the objects of a kind, and a sentence for each unreadable one; or why none is read."""
     if kind is None:
-        return [], []
+        return [], ()
     warnings: list[str] = []
     try:
         raw = await access.items(kind.kind, namespace=namespace)
+    except NotFoundError:
+        return Unknown("unreadable", "{problem}", problem=kind.absent)
     except ApiError as error:
-        return None, [kind.absent if isinstance(error, NotFoundError) else str(unread(error))]
+        return unread(error)
     return list(readable(raw, kind.read, kind.called, warnings)), warnings
 
 
-async def add_more(cluster: FollowedCluster, access: Access, namespace: str = "") -> list[str]:
+async def add_more(cluster: FollowedCluster, access: Access, namespace: str = "") -> Sequence[str]:
     """Add the objects of its further kind, if a node needs these; return a sentence for each unreadable one."""
     if not cluster.needs_more or cluster.kind is None:
         return []
-    found, warnings = await all_of(cluster.kind, access, namespace)
-    cluster.more.replace(found or [])
-    return [cluster.kind.unseen(warnings[0])] if found is None else warnings
+    read = await all_of(cluster.kind, access, namespace)
+    found, warnings = ([], [cluster.kind.unseen(str(read))]) if isinstance(read, Unknown) else read
+    cluster.more.replace(found)
+    return warnings
 
 
 async def named_pod(

@@ -66,7 +66,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         resources = settings.offered
         names = [resource.name for resource in resources]
         metrics: m.Metrics = (
-            m.PrometheusMetrics(lambda: self.state().gauges(), m.EXTENDER_COUNTS, m.EXTENDER_DURATIONS)
+            m.PrometheusMetrics(lambda: self.state().gauges(), m.OF_EXTENDERS)
             if settings.http is not None
             else m.Metrics()
         )

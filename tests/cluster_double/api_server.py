@@ -15,13 +15,11 @@ from aiohttp import web
 
 from gpu_device_plugin.testing.cluster import api_server
 from gpu_device_plugin.testing.cluster.cluster_kinds import PODS, ApiRequest, Served, StatusError, invalid
-from gpu_device_plugin.testing.cluster.cluster_store import Key
 from tests.builders import Json
-from tests.cluster_double.budgets import take_from_budget
 from tests.cluster_double.kinds import BUFFERS, KINDS, LEASES, applied, scale_of, scaled, without_new_fields
 from tests.cluster_double.reads import Reads
 from tests.cluster_double.reviews import ACCESS_REVIEWS, TOKEN_REVIEWS, Account, review_access, review_token
-from tests.cluster_double.store import Store
+from tests.cluster_double.store import Store, strategic_merge
 from tests.cluster_double.troubles import Answer, Fault, Hang, Late, Reset, Trouble, reset, suffered
 
 _OWN_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -33,6 +31,7 @@ class ApiServer(api_server.ApiServer):
     kinds = KINDS
     patches: ClassVar[Mapping[str, Callable[[Any, Any], Any]]] = {
         **api_server.ApiServer.patches,
+        "application/strategic-merge-patch+json": strategic_merge,
         "application/apply-patch+yaml": applied,
     }
 
@@ -243,9 +242,6 @@ class ApiServer(api_server.ApiServer):
         body = await super()._body(http)
         return without_new_fields(body) if self.older else body
 
-    def _disrupt(self, key: Key, found: Json) -> None:
-        take_from_budget(self.store, key, found)
-
     async def _do_get(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         if not request.resource.endswith("/scale"):
             return await super()._do_get(http, served, request)
@@ -256,12 +252,30 @@ class ApiServer(api_server.ApiServer):
             # Of the kinds here, only Leases refuse an update without a resourceVersion.
             message = "Invalid value: must be specified for an update"
             raise invalid(served, request.name, "metadata.resourceVersion", "FieldValueInvalid", message)
-        return await super()._do_update(http, served, request)
+        body = await self._body(http)
+        return self._changed(served, request, lambda _: body)
 
     def _changed(self, served: Served, request: ApiRequest, apply: Callable[[Json], Json]) -> web.Response:
-        if not request.resource.endswith("/scale"):
-            return super()._changed(served, request, apply)
-        key = served.key(request.namespace, request.name)
+        key, subresource = served.key(request.namespace, request.name), request.resource.partition("/")[2]
+        if subresource != "scale":
+            admit = partial(self._ask_policies, served)
+            return web.json_response(self.store.change(served, key, apply, subresource=subresource, admit=admit))
         return web.json_response(
             scale_of(self.store.change(served, key, lambda found: scaled(found, apply(scale_of(found)))))
         )
+
+    async def _do_delete(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
+        options = await http.json() if http.can_read_body else {}
+        grace = http.query.get("gracePeriodSeconds", options.get("gracePeriodSeconds"))
+        preconditions = options.get("preconditions") or {}
+        deleted = self.store.delete(
+            served,
+            served.key(request.namespace, request.name),
+            grace_s=None if grace is None else int(grace),
+            uid=preconditions.get("uid", ""),
+            version=preconditions.get("resourceVersion", ""),
+        )
+        if served.kind != "Pod":
+            details = {"name": request.name, "kind": served.plural, "uid": deleted["metadata"]["uid"]}
+            return web.json_response({**api_server.SUCCESS, "details": details})
+        return web.json_response(deleted)

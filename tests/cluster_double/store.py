@@ -3,11 +3,14 @@
 The rules are those of Kubernetes 1.36, and stricter in one point: the spec of a pod cannot be changed at all.
 """
 
+from typing import Any
+
 from gpu_device_plugin.model.contract.keys import STATIC_POD
 from gpu_device_plugin.testing.cluster import cluster_store
 from gpu_device_plugin.testing.cluster.cluster_kinds import EVENTS, PODS, Served, StatusError, invalid
 from gpu_device_plugin.testing.cluster.cluster_store import Key, conflict, preconditions
 from tests.builders import Json
+from tests.cluster_double.budgets import take_from_budget
 
 
 class Store(cluster_store.Store):
@@ -49,6 +52,9 @@ class Store(cluster_store.Store):
         if found["spec"].get("schedulingGates"):
             raise conflict(PODS, key, f"pod {key[1]} has non-empty .spec.schedulingGates", "/binding")
         super().bind(key, binding)
+
+    def disrupt(self, key: Key, found: Json) -> None:
+        take_from_budget(self, key, found)
 
     def _commit(self, served: Served, key: Key, before: Json | None, after: Json | None) -> Json:
         kept = super()._commit(served, key, before, after)
@@ -104,3 +110,48 @@ def _check_series(name: str, event: Json) -> None:
     series = event.get("series")
     if series is not None and (series.get("count", 0) < 2 or not series.get("lastObservedTime")):
         raise invalid(EVENTS, name, "series.count", "FieldValueInvalid", "should be at least 2")
+
+
+# --- Strategic merge patches ------------------------------------------------------------------------------------------
+
+_MERGE_KEYS = {
+    "addresses": "type",
+    "conditions": "type",
+    "containers": "name",
+    "env": "name",
+    "initContainers": "name",
+    "ownerReferences": "uid",
+    "schedulingGates": "name",
+    "taints": "key",
+    "volumes": "name",
+}
+"""Lists that a strategic merge patch merges, with the field that identifies an entry."""
+
+
+def strategic_merge(target: Any, patch: Any, name: str = "") -> Any:
+    """Apply a strategic merge patch, with the directives ``$patch: delete`` in lists and ``$patch: replace``."""
+    if isinstance(patch, list) and name in _MERGE_KEYS:
+        return _merge_lists(target or [], patch, _MERGE_KEYS[name])
+    if not isinstance(patch, dict):
+        return patch
+    if patch.get("$patch") == "replace":
+        return {key: value for key, value in patch.items() if key != "$patch"}
+    merged = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        elif not key.startswith("$"):
+            merged[key] = strategic_merge(merged.get(key), value, key)
+    return merged
+
+
+def _merge_lists(target: list[Json], patch: list[Json], key: str) -> list[Json]:
+    merged = {entry[key]: entry for entry in target}
+    for entry in patch:
+        if entry.get(key) is None:
+            raise StatusError(400, "BadRequest", f"map: {entry} does not contain declared merge key: {key}")
+        if entry.get("$patch") == "delete":
+            merged.pop(entry[key], None)
+        else:
+            merged[entry[key]] = strategic_merge(merged.get(entry[key]), entry)
+    return list(merged.values())

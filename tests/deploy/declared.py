@@ -21,11 +21,11 @@ _OTHERS = {
 def labels_by_metric() -> dict[str, set[str]]:
     """Return every metric of both programs and of kube-state-metrics, as Prometheus shows it."""
     read_off = [gauge for state in (idle_metrics(node(8)), ExtenderMetrics()) for gauge, _ in state.gauges()]
-    counts = (*metrics.COUNTS, *metrics.EXTENDER_COUNTS)
-    durations = (*metrics.DURATIONS, *metrics.EXTENDER_DURATIONS)
+    series = (*metrics.OF_AGENTS, *metrics.OF_EXTENDERS)
+    durations = [each for each in series if isinstance(each, metrics.Duration)]
     return {
         **{gauge.name + "_total" * gauge.grows: set(gauge.labels) for gauge in read_off},
-        **{count.name: set(count.labels) for count in counts},
+        **{count.name: set(count.labels) for count in series if count not in durations},
         **{f"{duration.name}_bucket": {*duration.labels, "le"} for duration in durations},
         "gpushare_build_info": {"version"},
         **_OTHERS,

@@ -1,6 +1,8 @@
 """What plugins and the agent see of a kubelet, by the rules of any version, and with a memory of what plugins did."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -9,6 +11,7 @@ from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     ContainerAllocateResponse,
     DevicePluginOptions,
+    Empty,
     ListAndWatchResponse,
     RegisterRequest,
 )
@@ -16,13 +19,25 @@ from gpu_device_plugin.testing.kubelet.device_manager import NO_NUMA_NODE, Devic
 from gpu_device_plugin.testing.kubelet.kubelet_services import (
     PluginRegistry,
     PodResources,
-    RpcStatusError,
     described,
     entry,
 )
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError, PluginClient
 from gpu_device_plugin.testing.pod_specs import ContainerSpec
 from tests.kubelet import kubelet_versions as versions
+
+
+class RpcStatusError(Exception):
+    """The caller of an RPC gets this status instead of an answer."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.code = code
+        self.details = details
+
+
+async def _at_once(*_: object) -> None:
+    pass
 
 
 @dataclass(slots=True)
@@ -62,15 +77,25 @@ class Registry(PluginRegistry):
     minor: int = 36
     registrations: list[Registration] = field(default_factory=list)
     streams: list[DeviceStream] = field(default_factory=list)
+    before_register: Callable[[RegisterRequest], Awaitable[None]] = _at_once
+    """Every Register call waits for it; it may raise RpcStatusError, AdmissionError."""
+
+    async def Register(  # noqa: N802 - gRPC calls it so, like the next
+        self, request: RegisterRequest, context: grpc.aio.ServicerContext[RegisterRequest, Empty]
+    ) -> Empty:
+        try:
+            return await super().Register(request, context)
+        except RpcStatusError as refusal:
+            return await context.abort(refusal.code, refusal.details)
 
     async def register(self, request: RegisterRequest) -> None:
         registration = Registration(request)
         self.registrations.append(registration)
         try:
+            await self.before_register(request)
             if self.minor in versions.ASKS_OPTIONS:
                 await super().register(request)
             else:
-                await self.before_register(request)
                 self.spawn(self._connect_later(registration), f"dialling {request.endpoint}")
         except (RpcStatusError, AdmissionError) as error:
             registration.error = str(error)
@@ -78,7 +103,7 @@ class Registry(PluginRegistry):
 
     async def _connect_later(self, registration: Registration) -> None:
         try:
-            await self.connect(registration.request)
+            await super().register(registration.request)
         except AdmissionError as error:
             registration.error = str(error)
 
@@ -112,9 +137,26 @@ class Registry(PluginRegistry):
 class Lister(PodResources):
     """Also serves what the agent does not call."""
 
+    before: Callable[[], Awaitable[None]] = _at_once
+    """Every call waits for it; it may raise RpcStatusError."""
     minor: int = 36
 
-    async def Get(  # noqa: N802 - gRPC calls it so, like the next
+    async def passed(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Wait for `before`, and end a call that it refuses."""
+        try:
+            await self.before()
+        except RpcStatusError as refusal:
+            await context.abort(refusal.code, refusal.details)
+
+    async def List(  # noqa: N802
+        self,
+        request: v1.ListPodResourcesRequest,
+        context: grpc.aio.ServicerContext[v1.ListPodResourcesRequest, v1.ListPodResourcesResponse],
+    ) -> v1.ListPodResourcesResponse:
+        await self.passed(context)
+        return await super().List(request, context)
+
+    async def Get(  # noqa: N802
         self,
         request: v1.GetPodResourcesRequest,
         context: grpc.aio.ServicerContext[v1.GetPodResourcesRequest, v1.GetPodResourcesResponse],

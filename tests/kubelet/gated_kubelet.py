@@ -18,10 +18,9 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import RegisterRequest
 from gpu_device_plugin.model.pods import ContainerKind
 from gpu_device_plugin.testing.kubelet import kubelet_double
 from gpu_device_plugin.testing.kubelet.device_manager import DeviceManager, KubeletPanic
-from gpu_device_plugin.testing.kubelet.kubelet_services import RpcStatusError
-from gpu_device_plugin.testing.pod_specs import Container, NodePods, Pod, PodSpec, stopped
+from gpu_device_plugin.testing.pod_specs import Container, ContainerSpec, NodePods, Pod, PodSpec, stopped
 from tests.kubelet import kubelet_versions as versions
-from tests.kubelet.any_version import DeviceStream, Lister, Manager, Registration, Registry
+from tests.kubelet.any_version import DeviceStream, Lister, Manager, Registration, Registry, RpcStatusError
 from tests.kubelet.kubelet_checks import is_extended_resource_name, shortage, validate
 
 
@@ -109,6 +108,14 @@ class Process(kubelet_double.KubeletProcess):
     """Knows which pods' containers are starting, and admits them by the rules of any version."""
 
     minor = 36
+    node: "Kubelet"
+
+    def refused(self, pod: Pod) -> tuple[str, str] | None:
+        return self.node.refused(pod)
+
+    async def _start_container(self, uid: str, spec: ContainerSpec) -> None:
+        await self.node.start_gate.passed()
+        await super()._start_container(uid, spec)
 
     async def admit(self, pod: Pod) -> Pod:
         if self.minor not in versions.KNOWS_SIDECARS:
@@ -179,14 +186,15 @@ class Kubelet(kubelet_double.Kubelet):
     def registry_type(self, *parts: Any, **named: Any) -> Registry:
         registry = Registry(*parts, **named)
         registry.minor, registry.registrations, registry.streams = self.minor, self.registrations, self.streams
+        registry.before_register = self.before_register
         return registry
 
-    def pod_resources_type(self, manager: DeviceManager, pods: Any, before: Any) -> Lister:
-        return Lister(manager, pods, before, self.minor)
+    def pod_resources_type(self, manager: DeviceManager, pods: Any) -> Lister:
+        return Lister(manager, pods, self.pod_resources_gate.passed, self.minor)
 
     def process_type(self, *parts: Any) -> Process:
         process = Process(*parts)
-        process.minor = self.minor
+        process.minor, process.node = self.minor, self
         return process
 
     async def start(self, *, ready: bool = True) -> None:
@@ -207,12 +215,6 @@ class Kubelet(kubelet_double.Kubelet):
     async def before_register(self, request: RegisterRequest) -> None:
         await self.register_gate.passed()
         validate(request)
-
-    async def before_pod_resources(self) -> None:
-        await self.pod_resources_gate.passed()
-
-    async def before_start(self) -> None:
-        await self.start_gate.passed()
 
     def drop_streams(self, resource: str | None = None) -> None:
         """Lose the connections over which the plugins of `resource`, or all plugins, send their lists."""

@@ -32,7 +32,7 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import (
     add_DevicePluginServicer_to_server,
 )
 from gpu_device_plugin.testing.kubelet.device_manager import HEALTHY
-from gpu_device_plugin.testing.kubelet.kubelet_services import RpcStatusError
+from tests.kubelet.any_version import RpcStatusError
 from tests.kubelet.gated_kubelet import Gate
 
 

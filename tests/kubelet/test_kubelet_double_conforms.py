@@ -26,9 +26,9 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     Mount,
 )
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerStub
-from gpu_device_plugin.testing.kubelet.kubelet_services import RpcStatusError
 from gpu_device_plugin.testing.pod_specs import Pod
 from tests.kubelet import kubelet_versions as versions
+from tests.kubelet.any_version import RpcStatusError
 from tests.kubelet.gated_kubelet import Kubelet
 from tests.kubelet.kubelet_under_test import (
     KubeletUnderTest,

@@ -18,6 +18,7 @@ from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, OVER_USE
 from gpu_device_plugin.model.contract.nodegpus import write_node_gpus
 from gpu_device_plugin.programs.doctor.rules import node_checks
 from gpu_device_plugin.programs.inspect.inspect_program import main
+from gpu_device_plugin.report.rules.extension import placed
 from tests.claim_values import claim_json, part_json, serving
 from tests.cluster_double.api_server import ApiServer
 from tests.programs.inspect.test_claim_reading import claiming
@@ -204,7 +205,7 @@ def seen(world: AgentWorld, parts: ReportParts) -> Seen:
         f"{name} {flag}" for name in HOSTS for flag in re.findall(r"--[a-z-]+", printed(world, parts, name, "--help"))
     }
     findings = json.loads(printed(world, parts, "doctor", "--json"))["findings"]
-    on_node = {f"node: {name}" for name in node_checks.checks(parts.node_checks)}
+    on_node = {f"node: {name}" for name in placed(node_checks.OWN, parts.node_checks)}
     event, routes, page = asyncio.run(page_of(world.script["objects"], parts))
     return Seen(
         {*names, *flags},

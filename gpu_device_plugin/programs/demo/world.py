@@ -1,4 +1,7 @@
-"""A node in a folder: a simulated kubelet, the real agent as a process of its own, and GPUs that can be broken."""
+"""A node in a folder: a simulated kubelet, the real agent as a process of its own, and GPUs that can be broken.
+
+Run as a program, this module is that agent.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +11,35 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from gpu_device_plugin import logs
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.aio.waiting import together, wait_within
-from gpu_device_plugin.features.node_features import NODE_SETTINGS
+from gpu_device_plugin.commandline import ending
+from gpu_device_plugin.feature_list import FeatureSpec
+from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
 from gpu_device_plugin.features.over_use.rules import OverUseRules
 from gpu_device_plugin.features.over_use.settings import OverUseSettings
+from gpu_device_plugin.features.use.node import UseReports
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet.procfs import PROC
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.shares import SharedGpu, Shares, parse_id
+from gpu_device_plugin.node.agent import NodeAgent
 from gpu_device_plugin.node.rules.advertised_devices import offers
 from gpu_device_plugin.node.rules.ledger import Ledger
 from gpu_device_plugin.node.rules.node import Block, Node
 from gpu_device_plugin.node.rules.node_config import GONE
+from gpu_device_plugin.programs.agent.node_program import NodeProgram
 from gpu_device_plugin.programs.demo.demo_pods import FakeGpus, Pods
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, UsageError
 from gpu_device_plugin.settings.node import NodeSettings
@@ -88,10 +98,11 @@ class Agent:
         """Start a process, with an empty log."""
         # Settings in the environment are those of a real agent, and do not apply here.
         environ = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+        logs.quiet_grpc(environ)
         with self._log.open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "gpu_device_plugin.programs.demo.demo_agent", str(self._proc), json.dumps(self._settings)),
+                *("-m", "gpu_device_plugin.programs.demo.world", str(self._proc), json.dumps(self._settings)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=log,
                 env=environ,
@@ -350,3 +361,29 @@ async def _look(gpus: str) -> HardwareView:
         _, view = await hardware.view.after(0)
         looking.cancel()
     return view
+
+
+# --- In the agent's process -------------------------------------------------------------------------------------------
+
+
+def _run(proc: Path, flags: Mapping[str, str]) -> int:
+    """Run the agent as `gpu-device-plugin node` does, but with the fake processes in `proc`: none is in /proc.
+
+    It writes who uses what on its node as often as that changes: a cluster would be asked too much.
+    """
+    # The settings in the environment are those of an agent in earnest.
+    sources = Sources(NODE_SETTINGS, flags, environ={})
+    texts = sources.texts()
+    settings = sources.read(texts=texts)
+    logs.configure(settings.log_level, settings.log_format, sys.stderr, colour=False)
+
+    def agent(settings: NodeSettings, features: Iterable[FeatureSpec]) -> NodeAgent:
+        made = NodeAgent(settings, features, proc=proc)
+        made.features.of(UseReports).soon_s = made.features.of(UseReports).seldom_s = 0.2
+        return made
+
+    return NodeProgram(sources, texts, settings, NODE_FEATURES, agent=agent).main()
+
+
+if __name__ == "__main__":
+    sys.exit(ending(sys.argv[0], partial(_run, Path(sys.argv[1]), json.loads(sys.argv[2]))))

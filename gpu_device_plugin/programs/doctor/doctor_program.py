@@ -55,9 +55,9 @@ from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
 from gpu_device_plugin.node.rules.node_config import mig_mode
 from gpu_device_plugin.node.rules.serving_mode import ServingMode
 from gpu_device_plugin.programs.doctor import node_reading
-from gpu_device_plugin.programs.doctor.rules.node_checks import checks
+from gpu_device_plugin.programs.doctor.rules.node_checks import OWN
 from gpu_device_plugin.programs.doctor.rules.symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles, node_seen
-from gpu_device_plugin.report.rules.extension import Check
+from gpu_device_plugin.report.rules.extension import Check, placed
 from gpu_device_plugin.report.rules.finding import Unknown, examine, exit_code, report
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import NodeSettings
@@ -201,7 +201,7 @@ def main(
         # In the agent's container we share its memory limit: at that limit the kernel has to kill us, not the agent.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     symptoms = asyncio.run(examined(settings, where, agents_running, profiles))
-    findings = examine(checks(of_features), symptoms)
+    findings = examine(placed(OWN, of_features), symptoms)
     show(report(findings, as_json=as_json), os.environ)
     return exit_code(findings)
 

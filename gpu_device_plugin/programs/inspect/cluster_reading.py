@@ -13,7 +13,7 @@ import msgspec
 from gpu_device_plugin.features.conflicts.rules import sightings
 from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.kubernetes.agent_reader import AGENT_LABELS
-from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.kubernetes.kubectl import Access
 from gpu_device_plugin.kubernetes.objects.api_objects import ApiObject, Condition, ConfigMap, Container, Named, PodSpec
 from gpu_device_plugin.kubernetes.objects.decoding import (
@@ -236,15 +236,13 @@ def _asks(pod: _Pod, resources: Iterable[Resource]) -> bool:
 
 
 def _asking(pod: _Pod, raw: msgspec.Raw, reader: PodReader, resources: Sequence[Resource]) -> PodSeen:
-    scheduled, read = pod.condition("PodScheduled"), reader.read(raw)[0]
+    read = reader.read(raw)[0]
     return PodSeen(
-        name=pod.name,
-        node=pod.spec.node_name,
+        pod=read,
         scheduler=pod.spec.scheduler_name,
         promised=_promised(pod, read, resources),
-        seen=bool(scheduled.type),
+        seen=bool(pod.condition("PodScheduled").type),
         age_s=_age_s(pod.metadata.creation_timestamp or ""),
-        elastic=None if read.annotations.keys().isdisjoint(ELASTIC) else read,
     )
 
 
@@ -275,7 +273,7 @@ def _age_s(moment: str) -> float:
     return 0.0 if at_s is None else time.time() - at_s
 
 
-def _seen(pod: _Pod, asked: int | None = None) -> ComponentStatus:
+def _seen(pod: _Pod, asked: int | Unknown | None = None) -> ComponentStatus:
     ready, scheduled = pod.condition("Ready"), pod.condition("PodScheduled")
     idle = [each for each in pod.status.container_statuses or () if not each.ready]
     held = min(idle, key=lambda each: not each.halt.reason, default=_ContainerStatus())
@@ -298,13 +296,15 @@ def _tag(container: Container) -> str:
     return container.image.partition("@")[0].rpartition("/")[2].partition(":")[2]
 
 
-async def _filter_calls(access: Access, pod: _Pod) -> int | None:
-    """Return the number of filter calls of schedulers, by an extender's own metrics; None if those are unreadable."""
+async def _filter_calls(access: Access, pod: _Pod) -> int | Unknown | None:
+    """Return the number of filter calls of schedulers, by an extender's own metrics; see `ComponentStatus.asked`."""
     ports = (port.container_port for each in pod.spec.containers for port in each.ports or () if port.name == "http")
     port = next(ports, 9402)
     where = pod.metadata.namespace, pod.metadata.name, port
     try:
         page = (await access.client.from_pod(*where, "/metrics", most=_MOST_METRICS, timeout_s=_METRICS_S)).decode()
+    except ForbiddenError as error:
+        return unread(error)
     except (ApiError, UnicodeDecodeError):
         return None
     counted = re.findall(

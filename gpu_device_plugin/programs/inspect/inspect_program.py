@@ -27,7 +27,7 @@ from gpu_device_plugin.kubernetes.objects.api_objects import escaped
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS, ObjectKind, UnreadableObjectError
 from gpu_device_plugin.kubernetes.objects.pod_details import events
 from gpu_device_plugin.model.resources import Resource
-from gpu_device_plugin.programs.doctor.rules.cluster_checks import checks, examine_partly
+from gpu_device_plugin.programs.doctor.rules.cluster_checks import OWN, examine_partly
 from gpu_device_plugin.programs.inspect.arguments import parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.overview import CHOICE, COUNTING, OVERVIEW, gpu_pods
@@ -35,6 +35,7 @@ from gpu_device_plugin.programs.inspect.top_picture import Picture, frame
 from gpu_device_plugin.programs.inspect.uninstall import UNINSTALL
 from gpu_device_plugin.report.commands import (
     GRANT,
+    MISSING_RIGHT,
     NAMESPACE,
     NODE,
     PODS_OF_KUBECTL,
@@ -53,7 +54,7 @@ from gpu_device_plugin.report.commands import (
 from gpu_device_plugin.report.followed_cluster import cluster
 from gpu_device_plugin.report.rules.columns import Line, Tone, columns
 from gpu_device_plugin.report.rules.extension import AgentFacts, placed
-from gpu_device_plugin.report.rules.finding import Finding, examine, exit_code, report
+from gpu_device_plugin.report.rules.finding import Finding, Unknown, examine, exit_code, report
 from gpu_device_plugin.report.rules.node_answers import explain, explain_briefly
 from gpu_device_plugin.report.rules.terminal_tables import SORTS, rows_waiting
 from gpu_device_plugin.report.why_pod import events_of, explained, on_gpus
@@ -98,7 +99,7 @@ def main(
 
     def run() -> int:
         arguments = parse(prog, argv, commands(parts))
-        arguments.parts = parts
+        arguments.parts, arguments.environ = parts, environ
         resources, flags = resources_in(arguments, environ), passed_on(arguments)
         if arguments.command is _WEB:
             if web is None:
@@ -113,7 +114,7 @@ def main(
                 parts=parts,
             )
         try:
-            return asyncio.run(_run(arguments, flags, resources, kubectl, environ))
+            return asyncio.run(_run(arguments, flags, resources, kubectl))
         except _UNREADABLE as error:
             unknown = unread(error)
             say(sys.stderr, f"{prog}: {'; '.join(filter(None, (str(unknown), unknown.remedy)))}")
@@ -122,26 +123,14 @@ def main(
     return ending(prog, run)
 
 
-async def _run(
-    arguments: argparse.Namespace,
-    flags: Sequence[str],
-    resources: Sequence[Resource],
-    kubectl: str,
-    environ: Mapping[str, str],
-) -> int:
-    lines: Sequence[str | Line] = ()
+async def _run(arguments: argparse.Namespace, flags: Sequence[str], resources: Sequence[Resource], kubectl: str) -> int:
+    lines: Sequence[str | Line]
     code: int
     async with reaching(flags, kubectl) as access:
-        instead = next((option.run for option in arguments.parts.options if option.given(arguments)), None)
-        if instead is not None:
-            lines, code = await instead(arguments, access, resources)
-        elif arguments.command.run is None:
-            code = await _top(arguments, access, resources, environ)
-        else:
-            lines, code = await arguments.command.run(arguments, access, resources)
+        lines, code = await arguments.command.run(arguments, access, resources)
     if code < 0:
         signal.raise_signal(-code)
-    show((Line(line) if isinstance(line, str) else line for line in lines), environ)
+    show((Line(line) if isinstance(line, str) else line for line in lines), arguments.environ)
     sys.stdout.flush()
     return code
 
@@ -149,13 +138,12 @@ async def _run(
 # --- The commands -----------------------------------------------------------------------------------------------------
 
 
-async def _top(
-    arguments: argparse.Namespace, access: Access, resources: Sequence[Resource], environ: Mapping[str, str]
-) -> int:
+async def _top(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
     """Draw GPUs and pods until the user ends it; without a terminal print one picture after the other.
 
     Returns:
-        The exit code; the negative number of the signal that ended it, by which the program is to end, too.
+        No lines, and the exit code; or the negative number of the signal that ended it, by which the program is to
+        end, too.
 
     Raises:
         ClusterUnreadableError, ApiError, UnreadableObjectError: the first reading failed.
@@ -199,9 +187,9 @@ async def _top(
         except ModuleNotFoundError as error:
             raise UsageError(f"top: {_WITHOUT_TEXTUAL}") from error
         # Read first, so that a login plugin may ask, and a fault ends the command.
-        return await draw(await read(), again, why, interval_s=interval_s, environ=environ)
+        return (), await draw(await read(), again, why, interval_s=interval_s, environ=arguments.environ)
     await _print(await read(), again, interval_s)
-    return OK
+    return (), OK
 
 
 async def _print(picture: Picture, again: Callable[[Picture], Awaitable[Picture]], interval_s: float) -> None:
@@ -215,19 +203,19 @@ async def _print(picture: Picture, again: Callable[[Picture], Awaitable[Picture]
             picture = await again(picture)
 
 
-async def _unless_unread(read: Awaitable[T], missing: list[str]) -> T | None:
+async def _unless_unread(read: Awaitable[T], missing: list[Unknown]) -> T | None:
     """Return what is read, or None if that fails, and add the reason to `missing`."""
     try:
         return await read
     except (ApiError, AgentUnreadableError) as error:
-        missing.append(str(unread(error)))
+        missing.append(unread(error))
         return None
 
 
 async def _why(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
     parts, namespace = arguments.parts, arguments.namespace or access.namespace
     pod, status = await named_pod(access, namespace, arguments.pod, resources, parts.facts)
-    missing: list[str] = []
+    missing: list[Unknown] = []
     raw_events = await _unless_unread(events_of(access.client, namespace, pod.uid), missing)
     raw_nodes = await _unless_unread(access.items(NODES), missing)
     raw_pods = await _unless_unread(access.items(PODS, COUNTING), missing)
@@ -237,8 +225,10 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
         found = await cluster_of(raw_nodes, raw_pods, resources, access, features=parts.facts, kind=parts.kind)
     claims: Sequence[Any] | None = found.more_of() if found is not None else ()
     if status.claims and not claims:
-        claims, why = await all_of(parts.kind, access, namespace)
-        missing += why if claims is None else []
+        read = await all_of(parts.kind, access, namespace)
+        if isinstance(read, Unknown):
+            missing.append(read)
+        claims = None if isinstance(read, Unknown) else read[0]
 
     async def tell(of_agent: AgentFacts) -> Iterable[Finding]:
         agents = await agents_of(access, arguments.agents_namespace)
@@ -259,7 +249,9 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
         slow=lambda: chain.from_iterable(slow),
     )
     told = [*map(str, facts)]
-    told += [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []
+    if missing:
+        rights = f" ({_RIGHTS})" if any(each.code == MISSING_RIGHT for each in missing) else ""
+        told.append(f"The explanation is incomplete: {'; '.join(map(str, missing))}{rights}.")
     if answers and (room := width(0)) and not arguments.all_nodes:
         rows = sum(1 + max(0, columns(line) - 1) // room for line in told)
         return [*told, *explain_briefly(answers, shutil.get_terminal_size().lines - rows - 1)], OK
@@ -292,7 +284,7 @@ async def _doctor(arguments: argparse.Namespace, access: Access, resources: Sequ
             on_pods=parts.pod_checks,
         )
     else:
-        found = examine(checks(parts.cluster_checks), symptoms)
+        found = examine(placed(OWN, parts.cluster_checks), symptoms)
     return report(found, as_json=arguments.json), exit_code(found)
 
 
@@ -310,7 +302,7 @@ async def _if_allowed(
 _TOP = Command(
     "top",
     "draw GPUs and pods again and again, or their last hour",
-    None,
+    _top,
     (
         NODE,
         *CHOICE,
@@ -363,8 +355,7 @@ _OWN = (OVERVIEW, _TOP, _WHY, _WEB, _DOCTOR, UNINSTALL)
 
 def commands(parts: ReportParts) -> Mapping[str, Command]:
     """Return the commands by their names, in the order of the help."""
-    of_features = [(each.name, each.after, each) for each in reversed(parts.commands)]
-    found = placed({each.name: each for each in _OWN}, of_features)
+    found = placed({each.name: each for each in _OWN}, reversed(parts.commands))
     for option in parts.options:
         found[option.command] = option.on(found[option.command])
     return found

@@ -24,6 +24,7 @@ from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.programs.inspect.gpushare_layout import details, summary, wide
 from gpu_device_plugin.report.commands import (
     GRANT,
+    MISSING_RIGHT,
     NODE,
     Command,
     Output,
@@ -36,6 +37,7 @@ from gpu_device_plugin.report.commands import (
 )
 from gpu_device_plugin.report.followed_cluster import cluster
 from gpu_device_plugin.report.rules.columns import Line, columns
+from gpu_device_plugin.report.rules.finding import Unknown
 from gpu_device_plugin.report.rules.held_instances import instance_pod
 from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.overview_document import document
@@ -128,11 +130,12 @@ async def _pods_of(namespace: str, access: Access, resources: Sequence[Resource]
     try:
         raw_nodes = await access.items(NODES)
     except ApiError as error:
-        shown = f"only the pods of {namespace} are shown, without use and free GPUs"
-        say(sys.stderr, f"warning: {unread(error)}: {shown} ({_VIEWER})")
-        claims, _ = await all_of(parts.kind, access, namespace)
+        shown, why = f"only the pods of {namespace} are shown, without use and free GPUs", unread(error)
+        say(sys.stderr, f"warning: {why}: {shown}" + (f" ({_VIEWER})" if why.code == MISSING_RIGHT else ""))
+        read = await all_of(parts.kind, access, namespace)
+        claims = () if isinstance(read, Unknown) else read[0]
         waiting = rows_waiting(cluster((), raw_pods, resources)[0].waiting_pods, resources)
-        rows = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims or ()), *waiting]
+        rows = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims), *waiting]
         return _table_of(rows, namespace), OK
     found = await cluster_of(raw_nodes, raw_pods, resources, access, namespace, features=parts.facts, kind=parts.kind)
     waiting = [*rows_waiting(found.waiting_pods, resources), *claims_waiting(found.more_of())]

@@ -203,11 +203,11 @@ class Check:
         return self.find(*(attrgetter(each)(symptoms) for each in self.reads.split()))
 
 
-def placed(own: Mapping[str, T], more: Iterable[tuple[str, str, T]]) -> dict[str, T]:
-    """Return all by their names, of `more` each behind the last of those that it names, with commas, in turn."""
+def placed(own: Mapping[str, T], more: Iterable[Any]) -> dict[str, T]:
+    """Return all by their names, of `more` each behind the last of those in its `after`, with commas, in turn."""
     found = [*own.items()]
-    for name, after, each in more:
-        behind = {*after.split(", ")}
+    for each in more:
+        behind = {*each.after.split(", ")}
         at = max((number for number, (other, _) in enumerate(found, 1) if other in behind), default=len(found))
-        found.insert(at, (name, each))
+        found.insert(at, (each.name, each))
     return dict(found)

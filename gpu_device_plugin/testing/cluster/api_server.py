@@ -25,7 +25,7 @@ from gpu_device_plugin.testing.cluster.cluster_kinds import (
     StatusError,
 )
 from gpu_device_plugin.testing.cluster.cluster_reads import Reads
-from gpu_device_plugin.testing.cluster.cluster_store import Key, Store, merge, strategic_merge
+from gpu_device_plugin.testing.cluster.cluster_store import Store, merge
 
 if TYPE_CHECKING:
     import ssl
@@ -125,7 +125,7 @@ def _unreachable(why: str) -> StatusError:
     return StatusError(503, "ServiceUnavailable", f"error trying to reach service: {why}")
 
 
-_SUCCESS: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+SUCCESS: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
 
 # --- The server -------------------------------------------------------------------------------------------------------
@@ -141,7 +141,6 @@ class ApiServer:
     """The kinds of objects that it keeps."""
     patches: ClassVar[Mapping[str, Callable[[Any, Any], Any]]] = {
         "application/merge-patch+json": merge,
-        "application/strategic-merge-patch+json": strategic_merge,
     }
     """What applies a patch to an object, by its content type."""
 
@@ -273,12 +272,6 @@ class ApiServer:
         """Return a whole object, as the server reads it."""
         return await http.json()
 
-    def _ask_policies(self, served: Served, before: Json, after: Json) -> None:
-        """Refuse a change that is valid, but not admitted."""
-
-    def _disrupt(self, key: Key, found: Json) -> None:
-        """Refuse the eviction of a pod whose end disrupts something."""
-
     async def _do_get(self, _http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         return web.json_response(self.store.get(served, served.key(request.namespace, request.name)))
 
@@ -287,11 +280,11 @@ class ApiServer:
         if request.resource == "pods/binding":
             self.store.bind(key, body)
         elif request.resource == "pods/eviction":
-            self.store.evict(key, body, partial(self._disrupt, key))
+            self.store.evict(key, body)
         else:
             keep = request.params.get("dryRun") != "All"
             return web.json_response(self.store.create(served, request.namespace, body, keep=keep), status=201)
-        return web.json_response({**_SUCCESS, "code": 201}, status=201)
+        return web.json_response({**SUCCESS, "code": 201}, status=201)
 
     async def _do_patch(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         apply = self.patches.get(http.content_type)
@@ -300,30 +293,9 @@ class ApiServer:
         patch = await http.json()
         return self._changed(served, request, lambda found: apply(found, patch))
 
-    async def _do_update(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
-        body = await self._body(http)
-        return self._changed(served, request, lambda _: body)
-
     def _changed(self, served: Served, request: ApiRequest, apply: Callable[[Json], Json]) -> web.Response:
         key, subresource = served.key(request.namespace, request.name), request.resource.partition("/")[2]
-        admit = partial(self._ask_policies, served)
-        return web.json_response(self.store.change(served, key, apply, subresource=subresource, admit=admit))
-
-    async def _do_delete(self, http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
-        options = await http.json() if http.can_read_body else {}
-        grace = http.query.get("gracePeriodSeconds", options.get("gracePeriodSeconds"))
-        preconditions = options.get("preconditions") or {}
-        deleted = self.store.delete(
-            served,
-            served.key(request.namespace, request.name),
-            grace_s=None if grace is None else int(grace),
-            uid=preconditions.get("uid", ""),
-            version=preconditions.get("resourceVersion", ""),
-        )
-        if served.kind != "Pod":
-            details = {"name": request.name, "kind": served.plural, "uid": deleted["metadata"]["uid"]}
-            return web.json_response({**_SUCCESS, "details": details})
-        return web.json_response(deleted)
+        return web.json_response(self.store.change(served, key, apply, subresource=subresource))
 
     async def _do_list(self, _http: web.Request, served: Served, request: ApiRequest) -> web.StreamResponse:
         return web.json_response(await self.reads.list(served, request))

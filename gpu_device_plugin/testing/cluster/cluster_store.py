@@ -200,11 +200,11 @@ class Store:
         bound["status"]["conditions"] = [*others, scheduled]
         self._commit(PODS, key, found, bound)
 
-    def evict(self, key: Key, eviction: Json, disrupt: Callable[[Json], None] = lambda _found: None) -> None:
-        """Evict a pod as Kubernetes 1.36 does (pkg/registry/core/pod/storage/eviction.go), or raise StatusError.
+    def disrupt(self, key: Key, found: Json) -> None:
+        """Refuse the eviction of a pod whose end disrupts something."""
 
-        `disrupt` gets a pod whose end disrupts something, and may refuse the eviction.
-        """
+    def evict(self, key: Key, eviction: Json) -> None:
+        """Evict a pod as Kubernetes 1.36 does (pkg/registry/core/pod/storage/eviction.go), or raise StatusError."""
         if (eviction.get("metadata") or {}).get("name", key[1]) != key[1]:
             raise StatusError(400, "BadRequest", "name in URL does not match name in Eviction object")
         found = self.get(PODS, key)
@@ -213,7 +213,7 @@ class Store:
         deleting = "deletionTimestamp" in found["metadata"]
         # A pod that has not started, has ended, or is being deleted disrupts nothing.
         if wanted == found["metadata"]["uid"] and found["status"].get("phase") == "Running" and not deleting:
-            disrupt(found)
+            self.disrupt(key, found)
         if wanted == found["metadata"]["uid"] and not deleting:
             self.change(PODS, key, _targeted, subresource="status")
         self.delete(PODS, key, grace_s=options.get("gracePeriodSeconds"), uid=wanted)
@@ -286,22 +286,6 @@ def conflict(served: Served, key: Key, why: str, subresource: str = "") -> Statu
     return StatusError(409, "Conflict", message, {"name": key[1], "kind": served.plural + subresource})
 
 
-# --- JSON merge patches and strategic merge patches ------------------------------------------------------------------
-
-_MERGE_KEYS = {
-    "addresses": "type",
-    "conditions": "type",
-    "containers": "name",
-    "env": "name",
-    "initContainers": "name",
-    "ownerReferences": "uid",
-    "schedulingGates": "name",
-    "taints": "key",
-    "volumes": "name",
-}
-"""Lists that a strategic merge patch merges, with the field that identifies an entry."""
-
-
 def merge(target: Any, patch: Any) -> Any:
     """Apply a JSON merge patch (RFC 7396)."""
     if not isinstance(patch, dict):
@@ -309,32 +293,3 @@ def merge(target: Any, patch: Any) -> Any:
     merged = dict(target) if isinstance(target, dict) else {}
     merged |= {key: merge(merged.get(key), value) for key, value in patch.items()}
     return {key: value for key, value in merged.items() if key not in patch or value is not None}
-
-
-def strategic_merge(target: Any, patch: Any, name: str = "") -> Any:
-    """Apply a strategic merge patch, with the directives ``$patch: delete`` in lists and ``$patch: replace``."""
-    if isinstance(patch, list) and name in _MERGE_KEYS:
-        return _merge_lists(target or [], patch, _MERGE_KEYS[name])
-    if not isinstance(patch, dict):
-        return patch
-    if patch.get("$patch") == "replace":
-        return {key: value for key, value in patch.items() if key != "$patch"}
-    merged = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            merged.pop(key, None)
-        elif not key.startswith("$"):
-            merged[key] = strategic_merge(merged.get(key), value, key)
-    return merged
-
-
-def _merge_lists(target: list[Json], patch: list[Json], key: str) -> list[Json]:
-    merged = {entry[key]: entry for entry in target}
-    for entry in patch:
-        if entry.get(key) is None:
-            raise StatusError(400, "BadRequest", f"map: {entry} does not contain declared merge key: {key}")
-        if entry.get("$patch") == "delete":
-            merged.pop(entry[key], None)
-        else:
-            merged[entry[key]] = strategic_merge(merged.get(entry[key]), entry)
-    return list(merged.values())

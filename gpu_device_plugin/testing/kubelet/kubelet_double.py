@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 import grpc
 import grpc.aio
@@ -28,9 +28,6 @@ from gpu_device_plugin.testing.kubelet.kubelet_services import PluginRegistry, P
 from gpu_device_plugin.testing.kubelet.plugin_client import AdmissionError
 from gpu_device_plugin.testing.pod_specs import Container, ContainerSpec, NodePods, Pod, PodSpec, stopped
 
-if TYPE_CHECKING:
-    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import RegisterRequest
-
 # --- The process ------------------------------------------------------------------------------------------------------
 
 
@@ -42,8 +39,6 @@ class KubeletProcess:
     registry: PluginRegistry
     servers: tuple[grpc.aio.Server, grpc.aio.Server]
     pods: NodePods
-    refused: Callable[[Pod], tuple[str, str] | None]
-    before_start: Callable[[], Awaitable[None]]
     on_panic: Callable[[KubeletPanic], Awaitable[None]]
     """Called when a pod makes the process panic."""
     seen: set[str] = field(default_factory=set)
@@ -59,6 +54,10 @@ class KubeletProcess:
         """Return the pods that its sources have delivered, without ended ones."""
         known = (self.pods.in_api.get(uid) for uid in sorted(self.seen))
         return [pod for pod in known if pod is not None and pod.active]
+
+    def refused(self, _pod: Pod) -> tuple[str, str] | None:
+        """Return reason and message if the kubelet refuses a pod after Allocate; it keeps the devices for a while."""
+        return None
 
     async def admit(self, pod: Pod) -> Pod:
         """Allocate a pod's devices and start its containers, or refuse the pod; see `Kubelet.admit`."""
@@ -98,7 +97,6 @@ class KubeletProcess:
             pods.put(replace(pods.in_api[uid], phase="Running"))
 
     async def _start_container(self, uid: str, spec: ContainerSpec) -> None:
-        await self.before_start()
         try:
             await self._or_die(self.manager.before_start(uid, spec))
         except _EndedError:
@@ -242,17 +240,13 @@ class Kubelet:
         )
         manager.read_checkpoint()
         wipe(self.device_plugin_dir)
-        registry = self.registry_type(
-            self.device_plugin_dir, manager, self.before_register, dial_timeout_s=self._dial_timeout_s
-        )
+        registry = self.registry_type(self.device_plugin_dir, manager, dial_timeout_s=self._dial_timeout_s)
         registration, pod_resources = grpc.aio.server(), grpc.aio.server()
         add_RegistrationServicer_to_server(registry, registration)
-        lister = self.pod_resources_type(manager, self._seen_in_any_order, self.before_pod_resources)
+        lister = self.pod_resources_type(manager, self._seen_in_any_order)
         add_PodResourcesListerServicer_to_server(lister, pod_resources)
         servers = registration, pod_resources
-        self._process = self.process_type(
-            manager, registry, servers, self._pods, self.refused, self.before_start, self._panicked
-        )
+        self._process = self.process_type(manager, registry, servers, self._pods, self._panicked)
         await serve(pod_resources, self.pod_resources_socket, self._listening)
         await serve(registration, self.registration_socket, self._listening)
         if ready:
@@ -352,21 +346,6 @@ class Kubelet:
         """Write the node's status, which a real kubelet does every ten seconds; return it."""
         self.node_status |= self.amounts
         return self.node_status
-
-    # What may hold or refuse a step; RpcStatusError refuses a call
-
-    async def before_register(self, _request: RegisterRequest) -> None:
-        """Every Register call waits for this, which may also raise AdmissionError."""
-
-    async def before_pod_resources(self) -> None:
-        """Every PodResources call waits for this."""
-
-    async def before_start(self) -> None:
-        """Every start of a container waits for this, before the kubelet looks up what its devices bring."""
-
-    def refused(self, _pod: Pod) -> tuple[str, str] | None:
-        """Return reason and message if the kubelet refuses a pod after Allocate; it keeps the devices for a while."""
-        return None
 
     # Inside
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import RegisterRequest
 
 
-class RpcStatusError(Exception):
-    """The caller of an RPC gets this status instead of an answer."""
-
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        super().__init__(details)
-        self.code = code
-        self.details = details
-
-
 # --- Registration -----------------------------------------------------------------------------------------------------
 
 
@@ -42,7 +33,6 @@ class PluginRegistry(RegistrationServicer):
 
     directory: Path
     manager: DeviceManager
-    before_register: Callable[[RegisterRequest], Awaitable[None]]
     dial_timeout_s: float
     _clients: dict[str, PluginClient] = field(default_factory=dict, init=False)
     connections: set[PluginClient] = field(default_factory=set, init=False)
@@ -55,16 +45,10 @@ class PluginRegistry(RegistrationServicer):
         """Register a plugin after dialing back."""
         try:
             await self.register(request)
-        except (RpcStatusError, AdmissionError) as error:
+        except AdmissionError as error:
             # A plain error in a Go handler reaches the client as Unknown.
-            code = error.code if isinstance(error, RpcStatusError) else grpc.StatusCode.UNKNOWN
-            await context.abort(code, str(error))
+            await context.abort(grpc.StatusCode.UNKNOWN, str(error))
         return Empty()
-
-    async def register(self, request: RegisterRequest) -> None:
-        """Register a plugin. RpcStatusError, AdmissionError: it is refused."""
-        await self.before_register(request)
-        await self.connect(request)
 
     async def close(self) -> None:
         """Close every connection at once, without changes to the device manager: the process is ending."""
@@ -82,7 +66,7 @@ class PluginRegistry(RegistrationServicer):
         """Return the kubelet's end of a connection to a plugin."""
         return PluginClient(request.resource_name, self.directory / request.endpoint)
 
-    async def connect(self, request: RegisterRequest) -> None:
+    async def register(self, request: RegisterRequest) -> None:
         """Dial a plugin, and follow its list from now on. AdmissionError: it does not answer."""
         resource, client = request.resource_name, self.client_of(request)
         self._clients[resource] = client
@@ -154,23 +138,13 @@ class PodResources(PodResourcesListerServicer):
     manager: DeviceManager
     pods: Callable[[], Iterable[Pod]]
     """Returns the pods that the kubelet's sources have delivered, without ended ones."""
-    before: Callable[[], Awaitable[None]]
-    """Every call waits for it; it may raise RpcStatusError."""
-
-    async def passed(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Wait for `before`, and end a call that it refuses."""
-        try:
-            await self.before()
-        except RpcStatusError as refusal:
-            await context.abort(refusal.code, refusal.details)
 
     async def List(
         self,
         request: v1.ListPodResourcesRequest,
-        context: grpc.aio.ServicerContext[v1.ListPodResourcesRequest, v1.ListPodResourcesResponse],
+        _context: grpc.aio.ServicerContext[v1.ListPodResourcesRequest, v1.ListPodResourcesResponse],
     ) -> v1.ListPodResourcesResponse:
         """List the pods, and free the devices of ended pods."""
-        await self.passed(context)
         pods = tuple(self.pods())
         self.manager.collect()
         return v1.ListPodResourcesResponse(pod_resources=[described(self.manager, pod) for pod in pods])

@@ -28,6 +28,7 @@ from tests.reports import SINCE, written
 from tests.reports import part as reported
 from tests.resources import RESOURCES
 
+MISSING = "the right to get pods/proxy in the namespace gpushare is missing"
 PROXY = "/api/v1/namespaces/gpushare/pods/scheduler-0:9402/proxy/metrics"
 
 
@@ -351,8 +352,13 @@ def test_of_a_pod_that_finds_no_node_the_scheduler_says_why(tmp_path: Path) -> N
     assert (seen.ready, seen.reason, seen.why) == (False, "Unschedulable", "0/2 nodes are available")
 
 
-def test_metrics_of_somebody_else_say_nothing_of_the_extender(tmp_path: Path) -> None:
+def test_calls_of_an_extender_are_unknown_where_others_answer_or_nobody_does_or_a_right_is_missing(
+    tmp_path: Path,
+) -> None:
     assert read(tmp_path, {**well(), PROXY: "go_goroutines 7\n"}).extenders[0].asked is None
+    denied = forbidden("get", "pods/proxy", "", "gpushare", "scheduler-0:9402")
+    for answer, expected in ((failure(503, "ServiceUnavailable", "no route"), "None"), (denied, MISSING)):
+        assert str(read(tmp_path, {**well(), PROXY: answer}).extenders[0].asked) == expected
 
 
 def test_who_promised_a_pod_its_gpu(tmp_path: Path) -> None:
@@ -368,7 +374,8 @@ def test_who_promised_a_pod_its_gpu(tmp_path: Path) -> None:
         pod("plain", "node-a"),
         pod("elastic", "node-a", 4, annotations={MEMORY_LIMIT: "12"}),
     ]
-    seen = {one.name: one for one in read(tmp_path, pages).pods}
+    found = read(tmp_path, pages)
+    seen = {str(one.pod): one for one in found.pods}
     assert {name: one.promised for name, one in seen.items()} == {
         "default/bound": True,
         "default/found": False,
@@ -377,9 +384,9 @@ def test_who_promised_a_pod_its_gpu(tmp_path: Path) -> None:
         "default/waits": False,
         "default/elastic": False,
     }
-    assert [name for name, one in seen.items() if one.elastic is not None] == ["default/elastic"]
+    assert [str(each) for each in found.elastic_pods] == ["default/elastic"]
     waiting = seen["default/waits"]
-    assert (waiting.seen, waiting.node, waiting.scheduler) == (False, "", "nobody")
+    assert (waiting.seen, waiting.pod.node_name, waiting.scheduler) == (False, "", "nobody")
     assert 90 < waiting.age_s < 1000
     assert seen["default/bound"].seen
 

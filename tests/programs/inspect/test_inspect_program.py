@@ -27,8 +27,9 @@ from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.programs.inspect.arguments import parse
 from gpu_device_plugin.programs.inspect.inspect_program import main
 from gpu_device_plugin.testing.cluster.cluster_kinds import field_selector
-from gpu_device_plugin.testing.cluster.cluster_store import merge, strategic_merge
+from gpu_device_plugin.testing.cluster.cluster_store import merge
 from tests.cluster_double.selectors import label_selector
+from tests.cluster_double.store import strategic_merge
 from tests.patience import stretched, until
 from tests.programs.inspect.proxied import ProxiedApi, failure, forbidden
 from tests.reporting import COMMANDS
@@ -37,10 +38,7 @@ from tests.reports import SINCE, part, written
 PROG = "kubectl inspect gpushare"
 GOLDEN = Path(__file__).parents[2] / "golden" / "inspect"
 
-NO_AGENT = (
-    "no node agent that serves HTTP runs (docs/inspect.md has the commands by which an administrator grants all rights "
-    "that this command needs)."
-)
+NO_AGENT = "no node agent that serves HTTP runs."
 
 KINDS = {"pods": "Pod", "nodes": "Node", "events": "Event", "configmaps": "ConfigMap", "namespaces": "Namespace"}
 KINDS |= {"resourceclaims": "ResourceClaim", "poddisruptionbudgets": "PodDisruptionBudget"}
@@ -69,6 +67,7 @@ class World:
             "namespace": "default",
             "server": "https://10.0.0.1:6443",
             "fail": "",
+            "broken": "",
             "garbage": "",
             "forbidden": [],
             "expire": False,
@@ -161,6 +160,8 @@ class World:
     ) -> tuple[int, Any]:
         """Return an object by its name, or a page of those that are selected."""
         plural, namespace = place
+        if plural == script["broken"]:
+            return failure(500, "InternalError", "no leader")
         kind = KINDS[plural]
         found = [
             one

@@ -230,6 +230,18 @@ def test_with_the_right_to_pods_of_one_namespace_alone_these_are_shown(
         assert "ClusterRole gpushare-viewer" in printed.err
 
 
+def test_nodes_that_fail_to_be_read_are_no_missing_right(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.has(eight(), pod("a", 5, on="gpu-1", idx=1), broken="nodes")
+    assert world.inspect("-n", "default") == 0
+    printed = capsys.readouterr()
+    assert "default/a" in printed.out
+    assert "list nodes: 500 InternalError: no leader: only the pods of default are shown" in printed.err
+    assert "gpushare-viewer" not in printed.err
+    assert world.inspect("why", "a") == 0
+    assert "incomplete: list nodes: 500 InternalError: no leader; " in (told := capsys.readouterr().out)
+    assert "rights" not in told
+
+
 def test_with_the_right_to_nodes_and_to_pods_of_one_namespace_gpus_may_be_fuller(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:

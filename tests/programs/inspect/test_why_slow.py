@@ -156,6 +156,7 @@ def test_without_an_answer_the_rest_is_told_and_what_is_missing(
     *rest, last = out.splitlines()
     assert (rest, err) == (PLACE, "")
     assert last.startswith(f"The explanation is incomplete: {told}")
+    assert ("an administrator grants all rights" in last) is forbidden
 
 
 def test_a_silent_agent_is_told(world: AgentWorld, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,6 +165,7 @@ def test_a_silent_agent_is_told(world: AgentWorld, capsys: pytest.CaptureFixture
         out := capsys.readouterr().out
     )
     assert "error trying to reach service" in out
+    assert "rights" not in out
 
 
 def test_a_pod_that_waits_or_asks_for_no_gpu_is_not_looked_for(

@@ -163,7 +163,7 @@ def main(sources: Sources[MpsSupervisorSettings], texts: Texts, settings: MpsSup
 
 async def _serve(settings: MpsSupervisorSettings, supervisor: Supervisor) -> NoReturn:
     _log.info("the MPS supervisor starts", extra={"version": __version__, "mps_dir": str(settings.mps_dir)})
-    metrics = None if settings.http is None else m.PrometheusMetrics(lambda: gauges(supervisor.gpus), (), ())
+    metrics = None if settings.http is None else m.PrometheusMetrics(lambda: gauges(supervisor.gpus), ())
     async with serving_probes(
         settings.http,
         m.alive,  # a restart would end the daemons, and their clients

@@ -183,7 +183,7 @@ def _leftovers(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield note("leftovers", "{nodes}: annotations or capacity remain, though sharing is off", advice, nodes=left)
 
 
-_OWN: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = {
+OWN: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = {
     "API server": known("version", lambda _, version: [ok("api", "Kubernetes {version}", version=version)]),
     "nodes": _installed,
     "node groups": component_checks.groups,
@@ -206,11 +206,6 @@ _OWN: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = {
     "gpushare's own parts": component_checks.original,
 }
 """A check comes after those on which it depends."""
-
-
-def checks(of_features: Iterable[Check]) -> dict[str, Callable[[ClusterSymptoms], Iterable[Finding]]]:
-    """Return all checks of a cluster by their names, in their order."""
-    return placed(_OWN, ((each.name, each.after, each) for each in of_features))
 
 
 # --- For a reader who may not read the whole cluster ------------------------------------------------------------------
@@ -237,7 +232,7 @@ def examine_partly(
     `pods` are those that ask for GPUs, in `namespace` or, where that is empty, in all. `missing` has a clause for each
     missing right, and `advice` tells how to get them. `nodes`: nodes could be read; if not, `on_pods` examine pods.
     """
-    every, partly = checks(of_features), {"pods", "nodes"} if nodes else {"pods"}
+    every, partly = placed(OWN, of_features), {"pods", "nodes"} if nodes else {"pods"}
     chosen = _ALWAYS | _BY_PODS | (_BY_NODES if nodes else frozenset()) | (frozenset() if namespace else _BY_ALL_PODS)
     chosen |= {check.name for check in of_features if check.partly in partly}
     left_out = ", ".join(name for name in every if name not in chosen)

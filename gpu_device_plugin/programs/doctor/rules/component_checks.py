@@ -97,11 +97,13 @@ def extender(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if ready:
         verb = "is" if len(ready) == 1 else "are"
         yield ok("extender", f"{{extenders}} {verb} ready", extenders=tuple(part.name for part in ready))
-    counts = [part.asked for part in cluster.extenders if part.asked is not None]
+    counts = [part.asked for part in cluster.extenders if isinstance(part.asked, int)]
     if not counts:
         if any(not part.original for part in ready):
             text = "the number of scheduler calls to the extender cannot be read"
-            yield Unknown("calls-unknown", text, "reading it needs the right to get pods/proxy (docs/doctor.md)")
+            denied = any(isinstance(part.asked, Unknown) for part in ready)
+            advice = "reading it needs the right to get pods/proxy (docs/doctor.md)" if denied else ""
+            yield Unknown("calls-unknown", text, advice)
     elif sum(counts):
         yield ok("extender-asked", "schedulers called it {calls:time} since it started", calls=sum(counts))
     elif cluster.pods:
@@ -298,8 +300,8 @@ def placement(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check that bound pods have the GPUs that a scheduler chose."""
     # On nodes that serve claims kube-scheduler itself allocates, for limits too.
     serving = {node.name for node in cluster.nodes if node.gpus.claims}
-    bound = [pod for pod in cluster.pods if pod.node and pod.node not in serving]
-    by_scheduler = _by_scheduler(pod for pod in bound if not pod.promised)
+    bound = [seen for seen in cluster.pods if seen.pod.node_name and seen.pod.node_name not in serving]
+    by_scheduler = _by_scheduler(seen for seen in bound if not seen.promised)
     for scheduler, pods in by_scheduler.items():
         text = "{scheduler} bound {pods:GPU pod} without asking the extender: {pods}"
         advice = (
@@ -312,13 +314,13 @@ def placement(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 
 def _by_scheduler(pods: Iterable[PodSeen]) -> Mapping[str, tuple[str, ...]]:
-    return grouped((pod.scheduler, pod.name) for pod in sorted(pods, key=lambda pod: pod.scheduler))
+    return grouped((seen.scheduler, str(seen.pod)) for seen in sorted(pods, key=lambda seen: seen.scheduler))
 
 
 def pending(cluster: ClusterSymptoms) -> Iterator[Finding]:
     """Check that schedulers look at the pods that wait."""
-    pending = [pod for pod in cluster.pods if not pod.node]
-    ignored = [pod for pod in pending if not pod.seen and pod.age_s > _UNSEEN_S]
+    pending = [seen for seen in cluster.pods if not seen.pod.node_name]
+    ignored = [each for each in pending if not each.seen and each.age_s > _UNSEEN_S]
     for scheduler, pods in _by_scheduler(ignored).items():
         yield error(
             "pods-ignored",
@@ -327,7 +329,7 @@ def pending(cluster: ClusterSymptoms) -> Iterator[Finding]:
             scheduler=scheduler,
             pods=pods,
         )
-    if waiting := tuple(pod.name for pod in pending if pod not in ignored):
+    if waiting := tuple(str(each.pod) for each in pending if each not in ignored):
         advice = "kubectl inspect gpushare why POD names the reason"
         yield note("pods-pending", "{pods:GPU pod} pending: {pods}", advice, pods=waiting)
     if not pending:

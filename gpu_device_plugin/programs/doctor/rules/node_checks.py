@@ -12,7 +12,6 @@ from gpu_device_plugin.model.shares import SHARES, Shares, TooManySharesError, u
 from gpu_device_plugin.programs.doctor.rules import container_checks
 from gpu_device_plugin.programs.doctor.rules.cluster_checks import capacity
 from gpu_device_plugin.programs.doctor.rules.symptoms import AgentSeen, ApiSeen, NodeSymptoms
-from gpu_device_plugin.report.rules.extension import Check, placed
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, known, note, ok, warning
 from gpu_device_plugin.report.rules.printing import counted
 
@@ -266,7 +265,7 @@ def _clock(node: NodeSymptoms) -> Iterator[Finding]:
         yield warning("clock-skewed", text, "synchronize both clocks by NTP", seconds=round(abs(skew)))
 
 
-_OWN: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = {
+OWN: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = {
     "driver": container_checks.driver,
     "GPUs": container_checks.gpus,
     "device nodes": container_checks.device_nodes,
@@ -289,8 +288,3 @@ _OWN: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = {
     "clock": _clock,
 }
 """A check comes after those on which it depends."""
-
-
-def checks(of_features: Iterable[Check]) -> dict[str, Callable[[NodeSymptoms], Iterable[Finding]]]:
-    """Return all checks of a node by their names, in their order."""
-    return placed(_OWN, ((each.name, each.after, each) for each in of_features))

@@ -12,7 +12,7 @@ from gpu_device_plugin.features.conflicts.rules import Detection
 from gpu_device_plugin.features.history.contract import NodeHistory
 from gpu_device_plugin.features.mps.contract import MpsGpu
 from gpu_device_plugin.features.mps.rules.mps_admission import lack
-from gpu_device_plugin.model.contract.keys import MIG_LABEL
+from gpu_device_plugin.model.contract.keys import ELASTIC, MIG_LABEL
 from gpu_device_plugin.model.contract.node_use import node_report
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.mig import MigMode
@@ -70,25 +70,21 @@ class ComponentStatus:
     """The image tag of the kube-scheduler in the same pod; None: there is none."""
     original: bool = False
     """Whether it belongs to Alibaba's gpushare."""
-    asked: int | None = None
-    """The number of filter calls to this extender since it started; None: unknown."""
+    asked: int | Unknown | None = None
+    """The number of filter calls to this extender since it started, or the right that is missing; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSeen:
     """A pod that asks for GPUs."""
 
-    name: str
-    """``namespace/name``."""
-    node: str = ""
-    scheduler: str = ""
-    promised: bool = False
+    pod: Pod
+    scheduler: str
+    promised: bool
     """Whether a scheduler has annotated it with its GPU."""
-    seen: bool = True
+    seen: bool
     """Whether a scheduler has set a condition on it."""
-    age_s: float = 0.0
-    elastic: Pod | None = None
-    """The pod, if annotations change its memory while it runs."""
+    age_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +162,7 @@ class ClusterSymptoms:
     @property
     def elastic_pods(self) -> list[Pod]:
         """The pods whose memory annotations change while they run."""
-        return [seen.elastic for seen in self.pods if seen.elastic is not None]
+        return [seen.pod for seen in self.pods if not ELASTIC.isdisjoint(seen.pod.annotations)]
 
 
 # --- A node, read on it -----------------------------------------------------------------------------------------------

@@ -7,11 +7,12 @@ import pytest
 
 from gpu_device_plugin.features.claims.contract import DeviceRequest
 from gpu_device_plugin.features.claims.rules.pool import Present
-from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms, ComponentStatus, NodeSeen, PodSeen
+from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms, ComponentStatus, NodeSeen
 from gpu_device_plugin.report.rules.finding import Unknown
 from tests.claim_values import claim, part, serving, whole, with_instances
 from tests.findings import told
 from tests.names import COUNT, MEM
+from tests.programs.doctor.rules.test_cluster_checks import asking
 from tests.reporting import CLUSTER_CHECKS as CHECKS
 
 CLASSES = {"gpushare": "", "gpushare-whole": COUNT}
@@ -162,7 +163,7 @@ def test_claims_that_wait_are_named() -> None:
 def test_what_the_other_checks_find_of_such_a_node() -> None:
     """That it offers its kubelet nothing is no fault; and pods that are served by claims need no promise."""
     agents = (ComponentStatus(name="gpushare/agent-n1", node="n1", ready=True),)
-    by_claim = PodSeen(name="default/train", node="n1", scheduler="default-scheduler")
+    by_claim = asking("train", "n1", scheduler="default-scheduler", promised=False)
     for check in ("allocatable", "capacity", "share size", "placement"):
         assert of(check=check, agents=agents, pods=(by_claim,)) == []
     assert of(check="GPUs", show="gpus nodes") == ["ok gpus-healthy gpus=2 nodes=1"]

@@ -38,7 +38,15 @@ def agent(on: str, **changes: Any) -> ComponentStatus:
 
 
 EXTENDER = ComponentStatus(name="gpushare/scheduler-0", node="node-a", ready=True, version="0.1.0", asked=7)
-POD = PodSeen(name="default/web", node="node-a", scheduler="gpushare-scheduler", promised=True)
+
+
+def asking(name: str, node: str = "node-a", **changes: Any) -> PodSeen:
+    pod = Pod("u", "default", name, node, "Running" if node else "Pending")
+    seen = PodSeen(pod=pod, scheduler="gpushare-scheduler", promised=bool(node), seen=True, age_s=0.0)
+    return replace(seen, **changes)
+
+
+POD = asking("web")
 WELL = ClusterSymptoms(
     memory_resource=MEM,
     count_resource=COUNT,
@@ -329,10 +337,10 @@ def test_what_helps_an_agent_that_does_not_run_depends_on_why(reason: str, advic
 STARTING = replace(EXTENDER, name="gpushare/scheduler-1", ready=False, why="starting", asked=None)
 CRASHING = replace(STARTING, container="extender", reason="CrashLoopBackOff")
 BEYOND = "gpushare/scheduler-0, gpushare/scheduler-1"
-LOST = replace(POD, name="default/lost", scheduler="other", promised=False)
-WAITING = replace(POD, node="", promised=False)
-IGNORED = replace(WAITING, name="default/lost", scheduler="gpushre-scheduler", seen=False, age_s=31.0)
-FRESH = replace(IGNORED, name="default/new", age_s=29.0)
+LOST = asking("lost", scheduler="other", promised=False)
+WAITING = asking("web", "")
+IGNORED = asking("lost", "", scheduler="gpushre-scheduler", seen=False, age_s=31.0)
+FRESH = asking("new", "", scheduler="gpushre-scheduler", seen=False, age_s=29.0)
 LEASE = "gpushare/gpushare-scheduler"
 
 
@@ -398,7 +406,7 @@ READY, ASKED = "ok extender extenders=gpushare/scheduler-0", "ok extender-asked 
         case(
             "placement",
             "warning extender-not-asked pods=default/b, default/lost",
-            pods=(POD, LOST, replace(LOST, name="default/b")),
+            pods=(POD, LOST, replace(LOST, pod=replace(LOST.pod, name="b"))),
         ),
         case("placement", pods=()),
         case(
@@ -411,6 +419,13 @@ READY, ASKED = "ok extender extenders=gpushare/scheduler-0", "ok extender-asked 
 )
 def test_the_scheduler(check: str, changes: dict[str, Any], expected: list[str]) -> None:
     assert of(check, "extenders calls minor seconds version pods", **changes) == expected
+
+
+@pytest.mark.parametrize(("asked", "advised"), [(None, False), (HIDDEN, True)])
+def test_a_right_is_advised_only_where_it_keeps_the_calls_unknown(asked: Unknown | None, advised: bool) -> None:  # noqa: FBT001
+    found = CHECKS["extender"](replace(WELL, extenders=(replace(EXTENDER, asked=asked),)))
+    (unknown,) = (each for each in found if each.code == "calls-unknown")
+    assert ("the right to get pods/proxy" in unknown.advice) is advised
 
 
 # --- Versions and other installations ---------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.doctor.rules.symptoms import ComponentStatus, NodeSeen, PodSeen
 from tests.names import MEM
-from tests.programs.doctor.rules.test_cluster_checks import WELL, agent, node, of
+from tests.programs.doctor.rules.test_cluster_checks import WELL, agent, asking, node, of
 from tests.reporting import CLUSTER_CHECKS as CHECKS
 from tests.reports import ASKED, NO_LIMITS, SINCE, part, report
 
@@ -211,7 +211,7 @@ def elastic(**annotations: str) -> PodSeen:
     place = {ALLOCATION: '{"0": {"0": 4}}'}
     containers = (Container("main", ContainerKind.APP, 0, {MEM: 4}),)
     pod = Pod("u", "ml", "nb", "a", "Running", running=True, annotations=place | texts, containers=containers)
-    return PodSeen(name="ml/nb", node="a", elastic=pod)
+    return asking("nb", pod=pod)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def elastic(**annotations: str) -> PodSeen:
     ],
 )
 def test_wishes_that_cannot_be_met_are_told(annotations: dict[str, str], expected: list[str]) -> None:
-    pods = (elastic(**annotations), PodSeen(name="ml/plain"))
+    pods = (elastic(**annotations), asking("plain"))
     assert of("memory wishes", "pods pod wanted most held target why", nodes=(node("a"),), pods=pods) == expected
 
 
