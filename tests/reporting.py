@@ -6,6 +6,7 @@ from typing import Any
 
 from gpu_device_plugin.features.claims.contract import RESOURCE_CLAIMS, Claim
 from gpu_device_plugin.features.report_features import REPORT
+from gpu_device_plugin.features.terminal_features import TERMINAL
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.programs.doctor.rules import cluster_checks, node_checks
@@ -18,7 +19,7 @@ from gpu_device_plugin.report.rules.node_answers import NodeAnswer
 from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
-COMMANDS = commands(REPORT)
+COMMANDS = commands(TERMINAL)
 CLUSTER_CHECKS = cluster_checks.checks(REPORT.cluster_checks)
 NODE_CHECKS = node_checks.checks(REPORT.node_checks)
 

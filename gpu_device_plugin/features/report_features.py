@@ -1,72 +1,48 @@
-"""The list of features for what people read, in the order in which they tell of a pod, with what each adds to whom."""
+"""The list of features for what people are shown, in the order in which they tell of a pod, with what each adds."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from gpu_device_plugin.features.capacity.commands import PLAN
 from gpu_device_plugin.features.capacity.settings import CapacitySettings
-from gpu_device_plugin.features.claims.claim_objects import (
-    ABSENT,
-    CLAIMS,
-    every_claim,
-    extended_resources,
-    our_slices,
-    read_shown_claim,
-    unseen,
-)
+from gpu_device_plugin.features.claims.claim_objects import ABSENT, CLAIMS, read_shown_claim, unseen
 from gpu_device_plugin.features.claims.claimed_gpus import pools, waits_for_ours, with_claims
 from gpu_device_plugin.features.claims.report import ClaimsReport, claims
 from gpu_device_plugin.features.conflicts.report import ConflictsReport, others, others_here
-from gpu_device_plugin.features.cordon.commands import CORDON, UNCORDON
-from gpu_device_plugin.features.elastic.commands import RESIZE
 from gpu_device_plugin.features.elastic.report import ElasticReport, wishes
-from gpu_device_plugin.features.history.commands import HISTORY, INCIDENT, histories
 from gpu_device_plugin.features.history.contract import NodeHistory
 from gpu_device_plugin.features.history.rules.gpu_condition import condition_here, condition_seen
 from gpu_device_plugin.features.history.rules.slowness import histories_of, slowness
-from gpu_device_plugin.features.idle.commands import WAKE
 from gpu_device_plugin.features.idle.settings import IdleActionSettings
-from gpu_device_plugin.features.learning.prices import PRICES
 from gpu_device_plugin.features.limits.report import LimitsReport, held, limits, limits_here
 from gpu_device_plugin.features.mig.report import MigReport, mig
 from gpu_device_plugin.features.mps.report import supervisor, supervisors
 from gpu_device_plugin.features.over_use.report import OverUseReport, over_used
 from gpu_device_plugin.features.preemption.report import PreemptionReport
 from gpu_device_plugin.features.use.report import UseReport, use
-from gpu_device_plugin.kubernetes.kubectl import Access
-from gpu_device_plugin.report.commands import Command, Option
 from gpu_device_plugin.report.followed_cluster import FollowedKind
 from gpu_device_plugin.report.rules.extension import AgentFacts, Check
 from gpu_device_plugin.settings.knobs import Knob, knobs_of
 
 if TYPE_CHECKING:
-    import msgspec
-
     from gpu_device_plugin.report.rules.extension import PodCheck, ReportFeature
 
-    Read = Callable[[Access, Sequence[msgspec.Raw], str], Awaitable[Any]]
-    """Reads more of a cluster, given the pods with the labels of agents, and the agents' namespace."""
+P = TypeVar("P")
 
 
 class ReportParts(NamedTuple):
-    """What one feature, or several, add to `kubectl inspect gpushare`, to the doctor and to the page."""
+    """What one feature, or several, add to what terminal, doctor and page show; see also `terminal_features`."""
 
     facts: tuple[ReportFeature, ...] = ()
     """About pods and nodes."""
     of_agents: tuple[AgentFacts, ...] = ()
     """What the agent of a pod's node tells of it."""
-    commands: tuple[Command, ...] = ()
-    options: tuple[Option, ...] = ()
-    """Of commands of others."""
     cluster_checks: tuple[Check, ...] = ()
     node_checks: tuple[Check, ...] = ()
     pod_checks: tuple[tuple[str, PodCheck], ...] = ()
     """Those of pods alone, by name, for a user who may not read nodes."""
-    reads: tuple[tuple[str, Read], ...] = ()
-    """What the checks need besides nodes and pods, by its name in the symptoms of a cluster."""
     routes: tuple[str, ...] = ()
     """Of the page, below ``/api/v1/``."""
     kinds: tuple[FollowedKind, ...] = ()
@@ -80,9 +56,9 @@ class ReportParts(NamedTuple):
         return next(iter(self.kinds), None)
 
 
-def together(features: Iterable[ReportParts]) -> ReportParts:
-    """Return what features add, in their order."""
-    return ReportParts(*map(tuple, map(chain.from_iterable, zip(*features, strict=True))))
+def together(kind: Callable[..., P], features: Iterable[Iterable[Iterable[object]]]) -> P:
+    """Return the parts of this kind that features add, in their order."""
+    return kind(*map(tuple, map(chain.from_iterable, zip(*features, strict=True))))
 
 
 CLAIMS_SHOWN = FollowedKind(
@@ -114,7 +90,6 @@ REPORT_FEATURES: dict[str, ReportParts] = {
                 partly="nodes",
             ),
         ),
-        reads=(("claims", every_claim), ("slices", our_slices), ("device_classes", extended_resources)),
         kinds=(CLAIMS_SHOWN,),
     ),
     "mig": ReportParts(
@@ -125,7 +100,6 @@ REPORT_FEATURES: dict[str, ReportParts] = {
     ),
     "elastic": ReportParts(
         facts=(ElasticReport(),),
-        commands=(RESIZE,),
         cluster_checks=(
             Check("memory wishes", "variables", wishes, "elastic_pods nodes memory_resource", partly="pods"),
         ),
@@ -138,11 +112,8 @@ REPORT_FEATURES: dict[str, ReportParts] = {
     ),
     "history": ReportParts(
         of_agents=(AgentFacts(NodeHistory, histories_of, slowness),),
-        commands=(INCIDENT,),
-        options=(HISTORY,),
         cluster_checks=(Check("GPU condition", "GPUs", condition_seen, "histories"),),
         node_checks=(Check("GPU condition", "GPUs", condition_here, "names telemetry"),),
-        reads=(("histories", histories),),
         routes=("history/", "incidents/"),
     ),
     "limits": ReportParts(
@@ -167,11 +138,9 @@ REPORT_FEATURES: dict[str, ReportParts] = {
         node_checks=(Check("MPS", "cgroups, memory limits", supervisor, "settings labels mps names mps_left"),),
     ),
     "preemption": ReportParts(facts=(PreemptionReport(),)),
-    "capacity": ReportParts(commands=(PLAN,), routes=("plans/",), knobs=knobs_of(CapacitySettings)),
-    "cordon": ReportParts(commands=(CORDON, UNCORDON)),
-    "idle": ReportParts(commands=(WAKE,), knobs=knobs_of(IdleActionSettings)),
-    "learning": ReportParts(commands=(PRICES,)),
+    "capacity": ReportParts(routes=("plans/",), knobs=knobs_of(CapacitySettings)),
+    "idle": ReportParts(knobs=knobs_of(IdleActionSettings)),
 }
 
-REPORT = together(REPORT_FEATURES.values())
+REPORT = together(ReportParts, REPORT_FEATURES.values())
 """What all of them add."""

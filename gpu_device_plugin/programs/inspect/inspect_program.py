@@ -20,6 +20,7 @@ from gpu_device_plugin.commandline import FAILED, OK, ending, resources_in, say,
 from gpu_device_plugin.features.claims.report import claims_waiting
 from gpu_device_plugin.features.history.commands import agents_of
 from gpu_device_plugin.features.report_features import REPORT, ReportParts
+from gpu_device_plugin.features.terminal_features import TERMINAL, TerminalParts
 from gpu_device_plugin.kubernetes.agent_reader import AgentUnreadableError
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.kubernetes.kubectl import Access, ClusterUnreadableError, reaching
@@ -85,11 +86,12 @@ def main(
     environ: Mapping[str, str] = os.environ,
     web: Callable[..., int] | None = None,
     parts: ReportParts = REPORT,
+    terminal: TerminalParts = TERMINAL,
 ) -> int:
     """Run the command in `argv`, which the user typed as `prog`.
 
     `web` serves the page, see `local_page.on_this_machine`, and returns the exit code; None: this build has no page.
-    `parts` are what features add.
+    `parts` and `terminal` are what features add.
 
     Returns:
         0 on success; 1 if the cluster, the node or the pod cannot be read; 2 for a usage error; the doctor returns one
@@ -97,8 +99,8 @@ def main(
     """
 
     def run() -> int:
-        arguments = parse(prog, argv, commands(parts))
-        arguments.parts = parts
+        arguments = parse(prog, argv, commands(terminal))
+        arguments.parts, arguments.terminal = parts, terminal
         resources, flags = resources_in(arguments, environ), passed_on(arguments)
         if arguments.command is _WEB:
             if web is None:
@@ -132,7 +134,7 @@ async def _run(
     lines: Sequence[str | Line] = ()
     code: int
     async with reaching(flags, kubectl) as access:
-        instead = next((option.run for option in arguments.parts.options if option.given(arguments)), None)
+        instead = next((option.run for option in arguments.terminal.options if option.given(arguments)), None)
         if instead is not None:
             lines, code = await instead(arguments, access, resources)
         elif arguments.command.run is None:
@@ -281,7 +283,7 @@ async def _doctor(arguments: argparse.Namespace, access: Access, resources: Sequ
         namespace = access.namespace
         raw_pods = await access.items(PODS, NOT_ENDED, namespace=namespace)
     found_in = raw_nodes or (), raw_pods, arguments.agents_namespace
-    symptoms = await symptoms_in(access, resources, *found_in, parts.reads)
+    symptoms = await symptoms_in(access, resources, *found_in, arguments.terminal.reads)
     if missing:
         pods = [pod for pod, _ in gpu_pods(raw_pods, resources)]
         found = examine_partly(
@@ -361,10 +363,10 @@ _DOCTOR = Command("doctor", "diagnose the cluster", _doctor, (switch("--json", "
 _OWN = (OVERVIEW, _TOP, _WHY, _WEB, _DOCTOR, UNINSTALL)
 
 
-def commands(parts: ReportParts) -> Mapping[str, Command]:
+def commands(terminal: TerminalParts) -> Mapping[str, Command]:
     """Return the commands by their names, in the order of the help."""
-    of_features = [(each.name, each.after, each) for each in reversed(parts.commands)]
+    of_features = [(each.name, each.after, each) for each in reversed(terminal.commands)]
     found = placed({each.name: each for each in _OWN}, of_features)
-    for option in parts.options:
+    for option in terminal.options:
         found[option.command] = option.on(found[option.command])
     return found
