@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.features.capacity.commands import PLAN
 from gpu_device_plugin.features.claims.claim_objects import every_claim, extended_resources, our_slices
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     """Reads more of a cluster, given the pods with the labels of agents, and the agents' namespace."""
 
 
-class TerminalParts(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TerminalParts:
     """What one feature, or several, add to `kubectl inspect gpushare` beside `ReportParts`."""
 
     commands: tuple[Command, ...] = ()

@@ -20,8 +20,9 @@ from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.followed_cluster import FollowedCluster, FollowedKind, cluster
 from gpu_device_plugin.report.rules.columns import Line
-from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus, foreign_annotations
+from gpu_device_plugin.report.rules.extension import SchedulingStatus
 from gpu_device_plugin.report.rules.finding import Unknown
+from gpu_device_plugin.report.rules.node_view import NO_STATES, StatePoints
 
 if TYPE_CHECKING:
     import msgspec
@@ -175,7 +176,7 @@ async def cluster_of(
     access: Access,
     namespace: str = "",
     *,
-    features: Sequence[ReportFeature] = (),
+    features: StatePoints = NO_STATES,
     kind: FollowedKind | None = None,
 ) -> FollowedCluster:
     """Return the cluster with a further kind, of one namespace or all, and warn of objects that cannot be read."""
@@ -207,7 +208,7 @@ async def add_more(cluster: FollowedCluster, access: Access, namespace: str = ""
 
 
 async def named_pod(
-    access: Access, namespace: str, name: str, resources: Sequence[Resource], features: Sequence[ReportFeature] = ()
+    access: Access, namespace: str, name: str, resources: Sequence[Resource]
 ) -> tuple[Pod, SchedulingStatus]:
     """Return one pod.
 
@@ -215,9 +216,7 @@ async def named_pod(
         ClusterUnreadableError: it cannot be read, or does not exist.
     """
     try:
-        return pod_and_status(
-            await access.get(PODS, name, namespace=namespace), resources, foreign_annotations(features)
-        )
+        return pod_and_status(await access.get(PODS, name, namespace=namespace), resources)
     except ApiError as error:
         raise ClusterUnreadableError(
             f"pod {namespace}/{name} cannot be read: {unread(error)}; if it is in another namespace, name that with -n"

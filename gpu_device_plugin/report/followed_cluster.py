@@ -17,9 +17,9 @@ from gpu_device_plugin.model.contract.nodegpus import NodeGpus
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import MOST_WRITTEN, Pod
 from gpu_device_plugin.model.resources import Kind, Resource
-from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus, foreign_annotations
+from gpu_device_plugin.report.rules.extension import SchedulingStatus
 from gpu_device_plugin.report.rules.held_instances import InstancePod, instance_pod
-from gpu_device_plugin.report.rules.node_view import NodeView
+from gpu_device_plugin.report.rules.node_view import NO_STATES, NodeView, StatePoints
 from gpu_device_plugin.scheduler.cluster_state import Fleet, FleetEntry
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, gpus_of_node
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
@@ -103,7 +103,7 @@ class FollowedCluster:
     def __init__(
         self,
         resources: Sequence[Resource],
-        features: Sequence[ReportFeature] = (),
+        features: StatePoints = NO_STATES,
         *,
         kind: FollowedKind | None = None,
         wall_s: Callable[[], float] = time.time,
@@ -112,7 +112,7 @@ class FollowedCluster:
         """Begin without nodes and pods; `wall_s` returns seconds since the epoch."""
         self.resources = tuple(resources)
         self.kind = kind
-        self._features, self._foreign = features, foreign_annotations(features)
+        self._features = features
         self._wall_s = wall_s
         self._on_change = on_change
         names = [resource.name for resource in self.resources]
@@ -173,7 +173,7 @@ class FollowedCluster:
             return None
         if pod.node_name:
             return FollowedPod(pod, None, problems)
-        status = brief(scheduling_status(raw, problems, self._foreign))
+        status = brief(scheduling_status(raw, problems))
         if pod.overwritten:
             pod, status = replace(pod, annotations={}), replace(status, ignored=(*status.ignored, _OVERWRITTEN))
         return FollowedPod(pod, status, problems)
@@ -383,7 +383,7 @@ def cluster(
     raw_nodes: Iterable[msgspec.Raw],
     raw_pods: Iterable[msgspec.Raw],
     resources: Sequence[Resource],
-    features: Sequence[ReportFeature] = (),
+    features: StatePoints = NO_STATES,
     kind: FollowedKind | None = None,
 ) -> tuple[FollowedCluster, list[str]]:
     """Return nodes with the pods that hold GPUs by limits, and a sentence for each object that could not be read."""

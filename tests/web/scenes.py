@@ -17,7 +17,7 @@ from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, Node
 from gpu_device_plugin.model.limits import LimitStatus
 from gpu_device_plugin.report.rules.finding import note
 from gpu_device_plugin.report.rules.node_answers import whole_gpus
-from gpu_device_plugin.report.rules.state_words import State, gpu_states, node_states, part_states
+from gpu_device_plugin.report.rules.node_view import State, gpu_states, node_states, part_states
 from tests import histories
 
 Json = dict[str, Any]
@@ -182,7 +182,7 @@ def stated(node: Json) -> Json:
         ],
         amount=str,
         report=NodeReport(known(enforcement=means[node.get("limits")], gpus=limits), read if use else None, 10.0),
-        features=REPORT.facts,
+        features=REPORT,
     )
 
     def told(document: Json, states: list[State]) -> Json:

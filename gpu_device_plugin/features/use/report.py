@@ -19,13 +19,10 @@ from gpu_device_plugin.model.contract.node_use import (
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 from gpu_device_plugin.model.limits import LimitStatus
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.rules.columns import Tone, aligned
-from gpu_device_plugin.report.rules.extension import ReportFeature
 from gpu_device_plugin.report.rules.finding import Finding, Parameter, ago, few, grouped, note, ok, warning
-from gpu_device_plugin.report.rules.node_view import ExaminedNode, GpuView, NodeView
+from gpu_device_plugin.report.rules.node_view import ExaminedNode, GpuView, NodeView, State, part_states
 from gpu_device_plugin.report.rules.printing import age, container, counted, duration, first, limit, mib
-from gpu_device_plugin.report.rules.state_words import State, part_states
 
 _NOTHING = "-"
 _HEADING = ("  GPU", "CONTAINER", "USED", "GRANTED", "LIMIT", "")
@@ -222,6 +219,26 @@ def _beyond_their_parts(parts: Iterable[ContainerUse], unattributed_mib: int) ->
     return [said for amount, said in sorted(beyond, key=lambda one: (-one[0], str(one[1])))]
 
 
+def blind(node: NodeView) -> Iterator[State]:
+    """Yield why it is not known who uses what on a node."""
+    if node.report.use is not None and (why := node.report.use.blind):
+        yield State(12, "blind", Tone.PLAIN, why, {"why": why})
+
+
+def used_by_no_pod(node: NodeView, view: GpuView) -> Iterator[State]:
+    """Yield what processes of no pod use of a GPU."""
+    others = node.report.used(view.gpu.position).unattributed_mib
+    if others and not node.report.stale:
+        yield State(13, "used-by-no-pod", Tone.PLAIN, f"processes of no pod use {mib(others)}", {"amountMiB": others})
+
+
+def quiet_or_strange(node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:
+    """Return whether containers compute nothing, or use a GPU that they were not given."""
+    # The agent tells after a while that a pod is idle; until then it is seen by the processors.
+    quiet = [part for part in parts if part.idle_since or not part.sm_percent or not part.granted_mib]
+    return _quiet_or_strange(node, parts) if quiet else ()
+
+
 def _quiet_or_strange(node: NodeView, parts: Sequence[ContainerUse]) -> Iterator[State]:
     if strangers := [part for part in parts if trespasses(part)]:
         used, since = sum(part.used_mib or 0 for part in strangers), max(part.over_since for part in strangers)
@@ -234,34 +251,6 @@ def _quiet_or_strange(node: NodeView, parts: Sequence[ContainerUse]) -> Iterator
         word = "idle" if seconds is None else f"idle {duration(seconds)}"
         text = f"idle since {since}" if since else "idle"
         yield State(10, "computes-nothing", Tone.PLAIN, text, {"since": since}, word)
-
-
-class UseReport(ReportFeature):
-    """Says what a pod uses of its GPUs, and what its neighbours leave."""
-
-    def node_states(self, node: NodeView) -> Iterable[State]:  # noqa: D102
-        if node.report.use is not None and (why := node.report.use.blind):
-            yield State(12, "blind", Tone.PLAIN, why, {"why": why})
-
-    def gpu_states(self, node: NodeView, view: GpuView) -> Iterable[State]:  # noqa: D102
-        others = node.report.used(view.gpu.position).unattributed_mib
-        if others and not node.report.stale:
-            text = f"processes of no pod use {mib(others)}"
-            yield State(13, "used-by-no-pod", Tone.PLAIN, text, {"amountMiB": others})
-
-    def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: D102
-        # The agent tells after a while that a pod is idle; until then it is seen by the processors.
-        quiet = [part for part in parts if part.idle_since or not part.sm_percent or not part.granted_mib]
-        return _quiet_or_strange(node, parts) if quiet else ()
-
-    def placed(  # noqa: D102
-        self,
-        pod: Pod,
-        resources: Sequence[Resource],  # noqa: ARG002
-        node: NodeView | None,
-        positions: Sequence[int],
-    ) -> Iterable[Finding]:
-        return () if node is None else of_pod(pod, node, positions)
 
 
 # --- The doctor -------------------------------------------------------------------------------------------------------

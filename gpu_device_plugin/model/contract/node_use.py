@@ -61,6 +61,9 @@ class GpuUse:
     """By processes of no pod; None: unknown."""
 
 
+_UNKNOWN = GpuUse()
+
+
 def _keyed(key: str, default: Any = None) -> Any:
     """Return a field that has this key in JSON."""
     return field(default=default, metadata={"key": key})
@@ -276,7 +279,7 @@ class NodeReport:
 
     def used(self, position: int) -> GpuUse:
         """Return the memory in use on one GPU."""
-        return GpuUse() if self.use is None else self.use.gpus.get(position, GpuUse())
+        return _UNKNOWN if self.use is None else self.use.gpus.get(position, _UNKNOWN)
 
     def parts(self, position: int) -> tuple[ContainerUse, ...]:
         """Return the containers on one GPU."""

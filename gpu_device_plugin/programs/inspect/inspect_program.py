@@ -171,7 +171,7 @@ async def _top(
             raw_pods = await access.items(PODS, NOT_ENDED)
         if arguments.node and not raw_nodes:
             raise ClusterUnreadableError(f'nodes "{arguments.node}" not found')
-        found, warnings = cluster(raw_nodes, raw_pods, resources, parts.facts, parts.kind)
+        found, warnings = cluster(raw_nodes, raw_pods, resources, parts, parts.kind)
         warnings += await add_more(found, access)
         at, notes = time.strftime("%H:%M:%S"), warnings[:3]
         sort, namespace = arguments.sort_by or "name", arguments.namespace or ""
@@ -228,7 +228,7 @@ async def _unless_unread(read: Awaitable[T], missing: list[str]) -> T | None:
 
 async def _why(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
     parts, namespace = arguments.parts, arguments.namespace or access.namespace
-    pod, status = await named_pod(access, namespace, arguments.pod, resources, parts.facts)
+    pod, status = await named_pod(access, namespace, arguments.pod, resources)
     missing: list[str] = []
     raw_events = await _unless_unread(events_of(access.client, namespace, pod.uid), missing)
     raw_nodes = await _unless_unread(access.items(NODES), missing)
@@ -236,7 +236,7 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
     status = replace(status, events=events(raw_events or (), status))
     found = None
     if raw_nodes is not None and raw_pods is not None:
-        found = await cluster_of(raw_nodes, raw_pods, resources, access, features=parts.facts, kind=parts.kind)
+        found = await cluster_of(raw_nodes, raw_pods, resources, access, features=parts, kind=parts.kind)
     claims: Sequence[Any] | None = found.more_of() if found is not None else ()
     if status.claims and not claims:
         claims, why = await all_of(parts.kind, access, namespace)
@@ -256,7 +256,7 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
         *(access.client, pod, status, resources, views),
         most=most,
         followed={} if claims is None or parts.kind is None else {parts.kind.kind.plural: claims},
-        features=parts.facts,
+        features=parts,
         settings=parts.knobs,
         slow=lambda: chain.from_iterable(slow),
     )

@@ -19,9 +19,8 @@ from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.shares import SharedGpu, Shares
 from gpu_device_plugin.node.rules.container_grants import Delivery, GrantOwner, grant
 from gpu_device_plugin.report.rules.held_instances import readable_instances
-from gpu_device_plugin.report.rules.node_view import NodeView
+from gpu_device_plugin.report.rules.node_view import NodeView, part_states
 from gpu_device_plugin.report.rules.overview_document import Fields, container_use, known, mig_place
-from gpu_device_plugin.report.rules.state_words import part_states
 
 
 def containers_of(pod: Pod, resources: Sequence[Resource], node: NodeView | None) -> list[Fields]:

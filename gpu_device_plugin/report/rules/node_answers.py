@@ -15,10 +15,10 @@ from gpu_device_plugin.model.placing import FIT, POLICIES, Demand, Obstacle, Unp
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.report.rules.columns import aligned
-from gpu_device_plugin.report.rules.extension import Kept, ReportFeature, SchedulingStatus
+from gpu_device_plugin.report.rules.extension import ReportPoints, SchedulingStatus
 from gpu_device_plugin.report.rules.finding import Finding, Parameter, grouped, literal, note
 from gpu_device_plugin.report.rules.node_view import Ends, GpuView, NodeView
-from gpu_device_plugin.report.rules.pod_causes import scheduler_says, scheduler_silent
+from gpu_device_plugin.report.rules.pod_causes import Kept, scheduler_says, scheduler_silent
 from gpu_device_plugin.report.rules.printing import counted, ranges, short_uuid, shortened
 from gpu_device_plugin.report.rules.printing import place as place_of
 from gpu_device_plugin.scheduler.rules.filter_failure import Clause, FilterFailure, cordoned
@@ -63,7 +63,7 @@ class NodeAnswer:
 
 
 def answers(
-    asked: Iterable[tuple[NodeView, GpuRequest, Kept]], policy: str, most: int, features: Sequence[ReportFeature]
+    asked: Iterable[tuple[NodeView, GpuRequest, Kept]], policy: str, most: int, features: ReportPoints
 ) -> list[NodeAnswer]:
     """Return an answer for every node, the nearest to having room first; excluded nodes last, even with room.
 
@@ -77,17 +77,14 @@ def answers(
         for node, ask, kept in asked
     ]
     first = sorted(found, key=lambda answer: (*_rank(answer), _lacking(answer.ask, answer.node), answer.node.name))
-    weighed = [replace(answer, ends=_ends(answer, features)) for answer in first[:weigh]]
+    weighed = first[:weigh]
+    for ending in features.ending:
+        weighed = [replace(answer, ends=ending(answer.ask, answer.node)) for answer in weighed]
 
     def loss(answer: NodeAnswer) -> tuple[float, ...]:
         return (inf,) if not answer.ends or answer.ends.none else (len(answer.ends.pods), answer.ends.shares)
 
     return sorted(weighed, key=lambda answer: (*_rank(answer), *loss(answer))) + first[weigh:]
-
-
-def _ends(answer: NodeAnswer, features: Sequence[ReportFeature]) -> Ends | None:
-    found = (feature.ending(answer.ask, answer.node) for feature in features)
-    return next((ends for ends in found if ends is not None), None)
 
 
 def _rank(answer: NodeAnswer) -> tuple[bool, ...]:

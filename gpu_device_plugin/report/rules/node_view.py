@@ -1,10 +1,11 @@
-"""A node for display: its GPUs, the pods on each with what they use of it, and the sums of nodes."""
+"""A node for display: its GPUs, the pods on each with what they use of it, their states, and the sums of nodes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +14,7 @@ from gpu_device_plugin.model.contract.nodegpus import NO_GPUS, ListedGpu, NodeGp
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.placing import Room
+from gpu_device_plugin.report.rules.columns import Tone
 from gpu_device_plugin.report.rules.held_instances import InstancePod, Instances, whole_instances
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
@@ -44,8 +46,8 @@ class GpuView:
     @property
     def used(self) -> int:
         """Shares known to be in use; more than the GPU has where it is overcommitted."""
-        shared = sum(held.shares for held in self.held if not held.whole)
-        return max(shared, self.room.total if self.whole else 0)
+        shared = sum([held.shares for held in self.held if not held.whole])
+        return max(shared, self.room.total) if self.whole else shared
 
     @property
     def free(self) -> int:
@@ -56,6 +58,18 @@ class GpuView:
     def whole(self) -> bool:
         """Whether a pod holds it whole."""
         return any(held.whole for held in self.held)
+
+
+@dataclass(frozen=True, slots=True)
+class StatePoints:
+    """What features tell of a node, of a GPU, and of a pod's part of one by what its containers use there."""
+
+    node_states: tuple[Callable[[NodeView], Iterable[State]], ...] = ()
+    gpu_states: tuple[Callable[[NodeView, GpuView], Iterable[State]], ...] = ()
+    part_states: tuple[Callable[[NodeView, Sequence[ContainerUse]], Iterable[State]], ...] = ()
+
+
+NO_STATES = StatePoints()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +84,7 @@ class NodeView:
     """What its agent reports of limits and of real use."""
     instance_pods: tuple[InstancePod, ...] = ()
     """The pods on it that ask for whole MIG instances, by namespace and name."""
-    features: Sequence[Any] = field(default=(), compare=False, repr=False)
-    """Those that tell its states, as a `ReportFeature`, whose module knows this one; see `state_words`."""
+    features: StatePoints = field(default=NO_STATES, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -183,6 +196,81 @@ class ExaminedNode(NodeRecord):
     report: NodeReport = NO_REPORT
     report_problems: tuple[str, ...] = ()
     """Why a part of that cannot be read."""
+
+
+# --- States -----------------------------------------------------------------------------------------------------------
+
+_RANK = attrgetter("rank")
+_TONES = {Tone.BAD: "bad", Tone.WARNING: "warn", Tone.PLAIN: "plain"}
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What somebody should know of a node, a GPU or a pod's part of one, decided once for terminal and page.
+
+    The code and the parameters say all of it; the page has words of its own for those it knows.
+    """
+
+    rank: int
+    """Lower for a worse one, of all that a node, a GPU or a part can have."""
+    code: str
+    tone: Tone
+    """BAD: a problem; WARNING: worth a look; PLAIN: good to know."""
+    text: str
+    """It in words, as a clause about its subject."""
+    parameters: Mapping[str, str | int | None] = field(default_factory=dict)
+    """None: unknown. Amounts in MiB have names that end so; `since` and `until` are times in RFC 3339."""
+    word: str = ""
+    """It in a column of a table; empty: it does not stand there."""
+    counted: str = ""
+    """It after the number of containers in it, in the row of their GPU; empty: it does not stand there."""
+
+    def message(self) -> dict[str, Any]:
+        """Return it in the types of JSON."""
+        known = {key: value for key, value in self.parameters.items() if value not in (None, "")}
+        said = {"code": self.code, "tone": _TONES[self.tone], "rank": self.rank, "text": self.text}
+        return said | ({"parameters": known} if known else {})
+
+
+def node_states(node: NodeView, unplaced: int = 0) -> list[State]:
+    """Return the states of a node itself, the worst first; `unplaced` are its shares on GPUs that are not known."""
+    gpus = node.candidate.gpus
+    unknown = sum(number for offer in node.instances() for _, number in offer.unassigned_usage)
+    found = [State(5, "node-problem", Tone.BAD, gpus.fault)] if gpus.fault else []
+    if not node.record.ready:
+        found.append(State(6, "not-ready", Tone.BAD, "not ready", word="not ready"))
+    if node.record.unschedulable:
+        found.append(State(8, "cordoned", Tone.WARNING, "cordoned", word="cordoned"))
+    if unplaced:
+        text = f"{node.amount(unplaced)} on GPUs not known yet"
+        found.append(State(14, "gpus-unknown", Tone.PLAIN, text, {"shares": unplaced}))
+    if unknown:
+        text = f"{unknown} on instances not known yet"
+        found.append(State(14, "instances-unknown", Tone.PLAIN, text, {"n": unknown}))
+    for states in node.features.node_states:
+        found += states(node)
+    return sorted(found, key=_RANK)
+
+
+def gpu_states(node: NodeView, view: GpuView) -> list[State]:
+    """Return the states of a GPU itself, the worst first."""
+    ill, cordon = view.gpu.unhealthy, view.gpu.cordon
+    found = [State(3, "unhealthy", Tone.BAD, why := f"unhealthy: {ill}", {"why": ill}, why)] if ill else []
+    if cordon is not None:
+        said = {"by": cordon.by, "since": cordon.at, "why": cordon.why}
+        found.append(State(8, "cordoned", Tone.WARNING, str(cordon), said, word=str(cordon)))
+    for states in node.features.gpu_states:
+        found += states(node, view)
+    return sorted(found, key=_RANK)
+
+
+def part_states(node: NodeView, parts: Sequence[ContainerUse], *, ending: bool = False) -> list[State]:
+    """Return the states of a pod's part of a GPU by what its containers use there, the worst first."""
+    found = [State(15, "ending", Tone.PLAIN, "ending", word="ending")] if ending else []
+    if parts:
+        for states in node.features.part_states:
+            found += states(node, parts)
+    return sorted(found, key=_RANK) if found else found
 
 
 # --- Sums -------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ A pod gets its GPUs by its limits; who gets them otherwise is explained by featu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from gpu_device_plugin.model.contract.keys import ASSIGNED, ASSUME_TIME, MalformedAnnotationError
 from gpu_device_plugin.model.contract.node_use import NodeReport
@@ -15,7 +16,7 @@ from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.report.rules.extension import DEFAULT_SCHEDULER, ReportFeature, SchedulingStatus
+from gpu_device_plugin.report.rules.extension import DEFAULT_SCHEDULER, ReportPoints, SchedulingStatus
 from gpu_device_plugin.report.rules.finding import Finding, grouped, note, units
 from gpu_device_plugin.report.rules.held_instances import asked_instances
 from gpu_device_plugin.report.rules.node_view import NodeView
@@ -34,7 +35,7 @@ def causes(
     status: SchedulingStatus,
     resources: Iterable[Resource],
     nodes: Mapping[str, NodeView] | None,
-    features: Sequence[ReportFeature],
+    features: ReportPoints,
 ) -> tuple[list[Finding], GpuRequest | None]:
     """Return the causes, and the pod's demand if nodes should be explained as well.
 
@@ -44,17 +45,17 @@ def causes(
     asked = ask(pod, resources)
     ignored = [note("ignored", "Ignored: {why}.", why=why) for why in status.ignored]
     offered = {each.resource for node in (nodes or {}).values() for each in node.instances()}
-    instead = [each for feature in features for each in feature.corrections(pod, status, resources, offered)]
+    instead = [each for find in features.corrections for each in find(pod, status, resources, offered)]
     if isinstance(asked, GpuRequest) and asked.parts and not (pod.ended or pod.node_name or pod.deleting):
         in_mib = asks_in_mib(asked, resources, None if nodes is None else nodes.values())
-        malformed = (each for feature in features for each in feature.malformed(pod))
+        malformed = (each for find in features.malformed for each in find(pod))
         mistakes = [*ignored, *malformed, *instead, *in_mib]
         facts = [*mistakes, *_waiting(status, resources, nodes), *events_told(status)]
         return facts, asked if nodes or nodes is None else None
     if pod.ended:
         node = (nodes or {}).get(pod.node_name)
         refused = () if node is None or status.reason != _REJECTED else refusals(node.report)
-        facts = [has_ended(pod, status), *(each for feature in features for each in feature.ended(pod))]
+        facts = [has_ended(pod, status), *(each for tell in features.placed for each in tell(pod, resources, None, ()))]
         facts += [note("node-refuses", "Node {node}: {why}.", node=pod.node_name, why=each) for each in refused]
     elif isinstance(asked, Impossible):
         where = note("where", " (on node {node})", node=pod.node_name) if pod.node_name else ""
@@ -179,7 +180,7 @@ def _location(
     status: SchedulingStatus,
     resources: tuple[Resource, ...],
     nodes: Mapping[str, NodeView] | None,
-    features: Sequence[ReportFeature],
+    features: ReportPoints,
 ) -> Iterable[Finding]:
     usage = usage_of(pod, resources)
     yield on_node(pod)
@@ -199,7 +200,7 @@ def _location(
         text = "  GPU {gpu}" + (" ({facts})" if facts else "") + ": {amount}{ill}"
         yield note("has", text, gpu=position, facts=facts, amount=amount, ill=ill)
     shared = [position for position, _ in usage.shares]
-    yield from (each for feature in features for each in feature.placed(pod, resources, node, shared))
+    yield from (each for tell in features.placed for each in tell(pod, resources, node, shared))
     if usage.unplaced:
         yield _why_unplaced(pod, status, resources)
     since_ns = pod.annotations.get(ASSUME_TIME, "")
@@ -271,6 +272,22 @@ def out_of_service(gpu: ListedGpu) -> Finding:
 
 
 # --- Nodes that are kept from a pod -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The reasons other than GPUs that keep a pod from a node, as clauses about the node."""
+
+    excluded: tuple[Finding, ...] = ()
+    """Why kube-scheduler does not consider the node at all."""
+    besides: tuple[Finding, ...] = ()
+    """The other reasons."""
+
+    @property
+    def all(self) -> tuple[Finding, ...]:
+        """All of them."""
+        return (*self.excluded, *self.besides)
+
 
 _EXCLUSIONS: Mapping[str, str] = {
     "cordoned": "it is cordoned",

@@ -15,9 +15,17 @@ from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.rules.columns import Layout, Line, Row, Tone, columns, fitted, table
 from gpu_device_plugin.report.rules.held_instances import Instances, asked_instances
 from gpu_device_plugin.report.rules.node_answers import asked_amounts
-from gpu_device_plugin.report.rules.node_view import GpuView, NodeView, PodShare, sums_of
+from gpu_device_plugin.report.rules.node_view import (
+    GpuView,
+    NodeView,
+    PodShare,
+    State,
+    gpu_states,
+    node_states,
+    part_states,
+    sums_of,
+)
 from gpu_device_plugin.report.rules.printing import age, counted, gib, limit, place, ranges
-from gpu_device_plugin.report.rules.state_words import State, gpu_states, node_states, part_states
 from gpu_device_plugin.scheduler.rules.usage import Usage
 
 _NOTHING = "-"

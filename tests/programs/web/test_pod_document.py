@@ -8,7 +8,7 @@ from gpu_device_plugin.model.contract.node_use import ContainerUse
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.programs.web.pod_document import containers_of
-from gpu_device_plugin.report.rules.state_words import part_states
+from gpu_device_plugin.report.rules.node_view import part_states
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.reports import SINCE, part, report
 from tests.views import WHOLE, mig_view, node_view

@@ -9,9 +9,8 @@ import pytest
 from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.report.rules.columns import Tone
-from gpu_device_plugin.report.rules.node_view import NodeView
+from gpu_device_plugin.report.rules.node_view import NO_STATES, NodeView, State, gpu_states, node_states, part_states
 from gpu_device_plugin.report.rules.overview_document import node_document, redacted
-from gpu_device_plugin.report.rules.state_words import State, gpu_states, node_states, part_states
 from gpu_device_plugin.report.rules.terminal_tables import pod_rows
 from tests.claim_values import serving_view
 from tests.reports import ASKED, BORROWER, SINCE, part, report
@@ -117,7 +116,7 @@ def test_a_pod_whose_processors_do_nothing_is_idle_in_the_table_too() -> None:
 
 def test_without_features_nothing_of_theirs_is_told() -> None:
     node = node_view("n", (15,), pod_on("web", {0: 4}), ready=False, report=report(OVER, STRANGER, blind="why"))
-    bare = replace(node, features=())
+    bare = replace(node, features=NO_STATES)
     assert [state.code for state in node_states(bare)] == ["not-ready"]
     assert part_states(bare, [OVER]) == []
 
