@@ -15,7 +15,7 @@ from gpu_device_plugin.features.idle.commands import WAKE
 from gpu_device_plugin.features.learning.prices import PRICES
 from gpu_device_plugin.features.report_features import together
 from gpu_device_plugin.kubernetes.kubectl import Access
-from gpu_device_plugin.report.commands import Command, Option
+from gpu_device_plugin.report.commands import Command
 
 if TYPE_CHECKING:
     import msgspec
@@ -29,8 +29,8 @@ class TerminalParts:
     """What one feature, or several, add to `kubectl inspect gpushare` beside `ReportParts`."""
 
     commands: tuple[Command, ...] = ()
-    options: tuple[Option, ...] = ()
-    """Of commands of others."""
+    options: tuple[Command, ...] = ()
+    """What commands of others do instead, each with a flag."""
     reads: tuple[tuple[str, Read], ...] = ()
     """What the checks need besides nodes and pods, by its name in the symptoms of a cluster."""
 

@@ -7,7 +7,7 @@ import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin.commandline import say
@@ -53,33 +53,7 @@ class Command:
     check: Callable[[argparse.Namespace], None] = lambda _: None
     """Completes what was parsed; raises UsageError if the arguments contradict each other."""
     after: str = "why"
-    """The command behind which that of a feature stands."""
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A flag without a value that has a command of others do something else instead."""
-
-    command: str
-    name: str
-    """Without its dashes."""
-    what: str
-    run: Callable[[argparse.Namespace, Access, Sequence[Resource]], Awaitable[Output]]
-    check: Callable[[argparse.Namespace], None]
-
-    def given(self, arguments: argparse.Namespace) -> bool:
-        """Whether it is given."""
-        return arguments.command.name == self.command and bool(getattr(arguments, self.name))
-
-    def on(self, command: Command) -> Command:
-        """Return the command with it."""
-
-        def check(arguments: argparse.Namespace) -> None:
-            command.check(arguments)
-            if self.given(arguments):
-                self.check(arguments)
-
-        return replace(command, arguments=(*command.arguments, switch(f"--{self.name}", self.what)), check=check)
+    """The command behind which that of a feature stands, or which does this instead with the flag of this name."""
 
 
 def argument(names: str, **options: Any) -> Arguments:

@@ -21,7 +21,7 @@ from gpu_device_plugin.model.limits import LimitStatus
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.report.rules.columns import Tone, aligned
 from gpu_device_plugin.report.rules.finding import Finding, Parameter, ago, few, grouped, note, ok, warning
-from gpu_device_plugin.report.rules.node_view import ExaminedNode, GpuView, NodeView, State, part_states
+from gpu_device_plugin.report.rules.node_view import ExaminedNode, GpuView, NodeView, State
 from gpu_device_plugin.report.rules.printing import age, container, counted, duration, first, limit, mib
 
 _NOTHING = "-"
@@ -80,7 +80,7 @@ def does_not_hold(part: ContainerUse) -> Finding:
 def at_a_glance(nodes: Iterable[NodeView]) -> list[str]:
     """Return what somebody should look at, as at most one line; nothing if all is well or nothing is known."""
     views = tuple(nodes)
-    found = [state for node in views for part in node.report.current for state in part_states(node, [part])]
+    found = [state for node in views for part in node.report.current for state in node.part_states([part])]
     # Of containers on GPUs of others, those that are there for long with more than a little.
     seen = Counter(state.code for state in found if state.code != "trespass" or state.parameters["since"])
     faults = (
@@ -128,7 +128,7 @@ def _table(node: NodeView, use: NodeUse) -> Iterator[str]:
 
 
 def _remark(node: NodeView, part: ContainerUse) -> str:
-    said = {state.code: state.text for state in part_states(node, [part])}
+    said = {state.code: state.text for state in node.part_states([part])}
     if "trespass" in said:
         return said["trespass"]
     most = "" if part.limit_mib is None else f"may use {mib(part.limit_mib)}"

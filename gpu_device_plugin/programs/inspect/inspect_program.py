@@ -134,10 +134,7 @@ async def _run(
     lines: Sequence[str | Line] = ()
     code: int
     async with reaching(flags, kubectl) as access:
-        instead = next((option.run for option in arguments.terminal.options if option.given(arguments)), None)
-        if instead is not None:
-            lines, code = await instead(arguments, access, resources)
-        elif arguments.command.run is None:
+        if arguments.command.run is None:
             code = await _top(arguments, access, resources, environ)
         else:
             lines, code = await arguments.command.run(arguments, access, resources)
@@ -368,5 +365,16 @@ def commands(terminal: TerminalParts) -> Mapping[str, Command]:
     of_features = [(each.name, each.after, each) for each in reversed(terminal.commands)]
     found = placed({each.name: each for each in _OWN}, of_features)
     for option in terminal.options:
-        found[option.command] = option.on(found[option.command])
+        found[option.after] = _with(found[option.after], option)
     return found
+
+
+def _with(command: Command, option: Command) -> Command:
+    """Return a command that does what an option says if that is given."""
+
+    def check(arguments: argparse.Namespace) -> None:
+        chosen = option if getattr(arguments, option.name) else command
+        chosen.check(arguments)
+        arguments.command = replace(arguments.command, run=chosen.run)
+
+    return replace(command, arguments=(*command.arguments, *option.arguments), check=check)

@@ -19,7 +19,7 @@ from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.shares import SharedGpu, Shares
 from gpu_device_plugin.node.rules.container_grants import Delivery, GrantOwner, grant
 from gpu_device_plugin.report.rules.held_instances import readable_instances
-from gpu_device_plugin.report.rules.node_view import NodeView, part_states
+from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.overview_document import Fields, container_use, known, mig_place
 
 
@@ -132,5 +132,5 @@ def _variables(
 
 
 def _use_of(part: ContainerUse, node: NodeView | None) -> Fields:
-    states = [] if node is None else [state.message() for state in part_states(node, [part])]
+    states = [] if node is None else [state.message() for state in node.part_states([part])]
     return known({"index": part.gpu} | container_use(part) | {"states": states})

@@ -24,7 +24,6 @@ from gpu_device_plugin.report.rules.printing import place as place_of
 from gpu_device_plugin.scheduler.rules.filter_failure import Clause, FilterFailure, cordoned
 from gpu_device_plugin.scheduler.rules.fitting import Fit, fit, gpu_policy_of
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
-from gpu_device_plugin.scheduler.rules.usage import Usage
 
 _WEIGHED = 20
 """For this many of the nodes that lack least, the pods that would have to end are computed; the best come first."""
@@ -248,18 +247,12 @@ def _block(answer: NodeAnswer, gpus: Sequence[Finding]) -> Iterator[Finding]:
     yield from gpus
     for pod, usage in node.unassigned_usage().items():
         text = "  {pod} has {amounts:+ and } on an unknown GPU, and counts on every GPU that it may be on."
-        yield note("on-unknown-gpu", text, pod=str(pod), amounts=_amounts(node, usage))
+        yield note("on-unknown-gpu", text, pod=str(pod), amounts=node.amounts(usage))
     if isinstance(answer.found, FilterFailure) and answer.ends is not None:
         if answer.ends.none:
             yield note("no-room-without", "  Even if all its pods ended, there would be no room.")
         else:
             yield note("room-without", "  {room}.", room=_room_without(node, answer.ends))
-
-
-def _amounts(node: NodeView, usage: Usage) -> tuple[str | Finding, ...]:
-    """Return the amounts of `NodeView.amounts`."""
-    shares = (node.amount(usage.all_shares),) if usage.all_shares else ()
-    return (*shares, *((note("whole", "{n} whole", n=usage.all_gpus),) if usage.all_gpus else ()))
 
 
 def _gpus(answer: NodeAnswer) -> list[Finding]:
@@ -334,7 +327,7 @@ def _room_without(
         code, text = "pod-to-end", "{pod} ({amounts:+, }, priority {priority})"
         if pod.terminating:
             code, text = "pod-ending", "{pod} ({amounts:+, }, priority {priority}, being deleted)"
-        named.append(note(code, text, pod=str(pod), amounts=_amounts(node, pod.usage), priority=pod.priority))
+        named.append(note(code, text, pod=str(pod), amounts=node.amounts(pod.usage), priority=pod.priority))
     if more := len(ends.pods) - len(named):
         hidden = note("pods-unseen", "{n:pod that you may not see|pods that you may not see}", n=more)
         named.append(note("pods-more", "{n:other pod}", n=more) if named else hidden)

@@ -15,6 +15,7 @@ from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.placing import Room
 from gpu_device_plugin.report.rules.columns import Tone
+from gpu_device_plugin.report.rules.finding import Finding, note
 from gpu_device_plugin.report.rules.held_instances import InstancePod, Instances, whole_instances
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
@@ -166,10 +167,48 @@ class NodeView:
         share_mib = self.candidate.gpus.share_mib
         return str(shares) if share_mib is None else format_mib(shares * share_mib)
 
-    def amounts(self, usage: Usage) -> list[str]:
-        """Format a pod's usage of this node: its shares, its whole GPUs, or both."""
-        shares = [self.amount(usage.all_shares)] if usage.all_shares else []
-        return [*shares, *([f"{usage.all_gpus} whole"] if usage.all_gpus else [])]
+    def amounts(self, usage: Usage) -> tuple[str | Finding, ...]:
+        """Return a pod's usage of this node in words: its shares, its whole GPUs, or both."""
+        shares = (self.amount(usage.all_shares),) if usage.all_shares else ()
+        return (*shares, note("whole", "{n} whole", n=usage.all_gpus)) if usage.all_gpus else shares
+
+    def states(self, unplaced: int = 0) -> list[State]:
+        """Return the states of a node itself, the worst first; `unplaced` are its shares on GPUs that are not known."""
+        gpus = self.candidate.gpus
+        unknown = sum(number for offer in self.instances() for _, number in offer.unassigned_usage)
+        found = [State(5, "node-problem", Tone.BAD, gpus.fault)] if gpus.fault else []
+        if not self.record.ready:
+            found.append(State(6, "not-ready", Tone.BAD, "not ready", word="not ready"))
+        if self.record.unschedulable:
+            found.append(State(8, "cordoned", Tone.WARNING, "cordoned", word="cordoned"))
+        if unplaced:
+            text = f"{self.amount(unplaced)} on GPUs not known yet"
+            found.append(State(14, "gpus-unknown", Tone.PLAIN, text, {"shares": unplaced}))
+        if unknown:
+            text = f"{unknown} on instances not known yet"
+            found.append(State(14, "instances-unknown", Tone.PLAIN, text, {"n": unknown}))
+        for states in self.features.node_states:
+            found += states(self)
+        return sorted(found, key=_RANK)
+
+    def gpu_states(self, view: GpuView) -> list[State]:
+        """Return the states of a GPU itself, the worst first."""
+        ill, cordon = view.gpu.unhealthy, view.gpu.cordon
+        found = [State(3, "unhealthy", Tone.BAD, why := f"unhealthy: {ill}", {"why": ill}, why)] if ill else []
+        if cordon is not None:
+            said = {"by": cordon.by, "since": cordon.at, "why": cordon.why}
+            found.append(State(8, "cordoned", Tone.WARNING, str(cordon), said, word=str(cordon)))
+        for states in self.features.gpu_states:
+            found += states(self, view)
+        return sorted(found, key=_RANK)
+
+    def part_states(self, parts: Sequence[ContainerUse], *, ending: bool = False) -> list[State]:
+        """Return the states of a pod's part of a GPU by what its containers use there, the worst first."""
+        found = [State(15, "ending", Tone.PLAIN, "ending", word="ending")] if ending else []
+        if parts:
+            for states in self.features.part_states:
+                found += states(self, parts)
+        return sorted(found, key=_RANK) if found else found
 
 
 def _with_use(gpu: ListedGpu, room: Room, held: Sequence[PodShare], parts: Sequence[ContainerUse]) -> GpuView:
@@ -230,47 +269,6 @@ class State:
         known = {key: value for key, value in self.parameters.items() if value not in (None, "")}
         said = {"code": self.code, "tone": _TONES[self.tone], "rank": self.rank, "text": self.text}
         return said | ({"parameters": known} if known else {})
-
-
-def node_states(node: NodeView, unplaced: int = 0) -> list[State]:
-    """Return the states of a node itself, the worst first; `unplaced` are its shares on GPUs that are not known."""
-    gpus = node.candidate.gpus
-    unknown = sum(number for offer in node.instances() for _, number in offer.unassigned_usage)
-    found = [State(5, "node-problem", Tone.BAD, gpus.fault)] if gpus.fault else []
-    if not node.record.ready:
-        found.append(State(6, "not-ready", Tone.BAD, "not ready", word="not ready"))
-    if node.record.unschedulable:
-        found.append(State(8, "cordoned", Tone.WARNING, "cordoned", word="cordoned"))
-    if unplaced:
-        text = f"{node.amount(unplaced)} on GPUs not known yet"
-        found.append(State(14, "gpus-unknown", Tone.PLAIN, text, {"shares": unplaced}))
-    if unknown:
-        text = f"{unknown} on instances not known yet"
-        found.append(State(14, "instances-unknown", Tone.PLAIN, text, {"n": unknown}))
-    for states in node.features.node_states:
-        found += states(node)
-    return sorted(found, key=_RANK)
-
-
-def gpu_states(node: NodeView, view: GpuView) -> list[State]:
-    """Return the states of a GPU itself, the worst first."""
-    ill, cordon = view.gpu.unhealthy, view.gpu.cordon
-    found = [State(3, "unhealthy", Tone.BAD, why := f"unhealthy: {ill}", {"why": ill}, why)] if ill else []
-    if cordon is not None:
-        said = {"by": cordon.by, "since": cordon.at, "why": cordon.why}
-        found.append(State(8, "cordoned", Tone.WARNING, str(cordon), said, word=str(cordon)))
-    for states in node.features.gpu_states:
-        found += states(node, view)
-    return sorted(found, key=_RANK)
-
-
-def part_states(node: NodeView, parts: Sequence[ContainerUse], *, ending: bool = False) -> list[State]:
-    """Return the states of a pod's part of a GPU by what its containers use there, the worst first."""
-    found = [State(15, "ending", Tone.PLAIN, "ending", word="ending")] if ending else []
-    if parts:
-        for states in node.features.part_states:
-            found += states(node, parts)
-    return sorted(found, key=_RANK) if found else found
 
 
 # --- Sums -------------------------------------------------------------------------------------------------------------

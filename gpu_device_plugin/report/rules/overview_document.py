@@ -7,23 +7,14 @@ fields, leaves out those that are false, zero, empty or unknown, and says nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from operator import attrgetter
 from typing import Any
 
 from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, NodeReport, trespasses
 from gpu_device_plugin.model.contract.nodegpus import ListedInstance
 from gpu_device_plugin.report.rules.held_instances import Instances
-from gpu_device_plugin.report.rules.node_view import (
-    GpuView,
-    NodeView,
-    PodShare,
-    Sums,
-    gpu_states,
-    node_states,
-    part_states,
-    sums_of,
-)
+from gpu_device_plugin.report.rules.node_view import GpuView, NodeView, PodShare, Sums, sums_of
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 VERSION = 1
@@ -34,8 +25,13 @@ Fields = dict[str, Any]
 HIDDEN = "(hidden)"
 """In place of a namespace. No namespace can have this name."""
 
+SHOWN_OF_HIDDEN = (
+    *("gpu", "granted_mib", "used_mib", "sm_percent", "enforcement", "held", "found_mib", "why", "over_since"),
+    *("limit_mib", "asked_at", "return_by", "needed_by", "idle_since"),
+)
+"""The fields of a container's use without its names."""
 # A page writes the nodes anew for each group of readers, and `replace` takes three times as long.
-_AMOUNTS = attrgetter(*[each.name for each in fields(ContainerUse)][3:])
+_AMOUNTS = attrgetter(*SHOWN_OF_HIDDEN)
 
 _FACTS = frozenset({"index", "largestIndex", "grantedMiB", "usedMiB", "smPercent", "gpus"})
 """What a brief form has even if it is zero or empty: position 0 and 0 MiB in use are facts."""
@@ -66,7 +62,7 @@ def node_document(node: NodeView, *, brief: bool = False, live: bool = False) ->
         "sums": _sums(sums_of([node], {node.name: views}), brief=brief),
         "gpus": [_gpu(view, node, brief=brief) for view in views],
         "instances": [_offer(node, offer, brief=brief) for offer in node.instances()],
-        "states": [state.message() for state in node_states(node, unplaced)],
+        "states": [state.message() for state in node.states(unplaced)],
     }
     if brief:
         return known(fields)
@@ -141,7 +137,7 @@ def _gpu(view: GpuView, node: NodeView, *, brief: bool) -> Fields:
         "refusal": None if enforcement is None else enforcement.refusal or None,
         "pods": [_held(held, node, brief=brief) for held in view.held],
         "strangers": [_stranger(parts, node, brief=brief) for parts in view.strangers],
-        "states": [state.message() for state in gpu_states(node, view)],
+        "states": [state.message() for state in node.gpu_states(view)],
     }
     if brief:
         return known(fields)
@@ -196,7 +192,7 @@ def _named(namespace: str, **names: str) -> Fields:
 
 
 def _stranger(parts: Sequence[ContainerUse], node: NodeView, *, brief: bool) -> Fields:
-    states = [state.message() for state in part_states(node, parts)]
+    states = [state.message() for state in node.part_states(parts)]
     fields = _named(parts[0].namespace, name=parts[0].pod) | {"trespassing": True} | _sum(parts) | {"states": states}
     return known(fields) if brief else fields
 
@@ -204,7 +200,7 @@ def _stranger(parts: Sequence[ContainerUse], node: NodeView, *, brief: bool) -> 
 def _held(held: PodShare, node: NodeView, *, brief: bool) -> Fields:
     pod = held.pod
     known_use = held.use or pod.terminating  # most pods of a node without figures have no state
-    states = [state.message() for state in part_states(node, held.use, ending=pod.terminating)] if known_use else []
+    states = [state.message() for state in node.part_states(held.use, ending=pod.terminating)] if known_use else []
     fields = {**_pod(pod, brief=brief), "shares": held.shares, "whole": held.whole, **_sum(held.use), "states": states}
     if brief:
         fields = known(fields)
@@ -293,7 +289,9 @@ def redacted(node: NodeView, may_see: Callable[[str], bool]) -> NodeView:
         parts = tuple(
             part
             if may_see(part.namespace)
-            else ContainerUse(HIDDEN, number(part.namespace, part.pod), "", *_AMOUNTS(part))
+            else ContainerUse(
+                HIDDEN, number(part.namespace, part.pod), "", **dict(zip(SHOWN_OF_HIDDEN, _AMOUNTS(part), strict=True))
+            )
             for part in sorted(map(needs_seen, report.use.parts), key=lambda part: not may_see(part.namespace))
         )
         report = replace(report, use=replace(report.use, parts=parts))
