@@ -13,11 +13,11 @@ from gpu_device_plugin.programs.doctor.rules import cluster_checks, node_checks
 from gpu_device_plugin.programs.inspect.inspect_program import commands
 from gpu_device_plugin.report import why_pod
 from gpu_device_plugin.report.rules import node_answers, pod_causes
-from gpu_device_plugin.report.rules.extension import SchedulingStatus
 from gpu_device_plugin.report.rules.finding import Finding
 from gpu_device_plugin.report.rules.node_answers import NodeAnswer
 from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.pod_causes import Kept
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 COMMANDS = commands(TERMINAL)

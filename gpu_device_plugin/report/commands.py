@@ -20,9 +20,9 @@ from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.followed_cluster import FollowedCluster, FollowedKind, cluster
 from gpu_device_plugin.report.rules.columns import Line
-from gpu_device_plugin.report.rules.extension import SchedulingStatus
 from gpu_device_plugin.report.rules.finding import Unknown
 from gpu_device_plugin.report.rules.node_view import NO_STATES, StatePoints
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 
 if TYPE_CHECKING:
     import msgspec

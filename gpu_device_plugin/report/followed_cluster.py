@@ -17,11 +17,11 @@ from gpu_device_plugin.model.contract.nodegpus import NodeGpus
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import MOST_WRITTEN, Pod
 from gpu_device_plugin.model.resources import Kind, Resource
-from gpu_device_plugin.report.rules.extension import SchedulingStatus
 from gpu_device_plugin.report.rules.held_instances import InstancePod, instance_pod
 from gpu_device_plugin.report.rules.node_view import NO_STATES, NodeView, StatePoints
 from gpu_device_plugin.scheduler.cluster_state import Fleet, FleetEntry
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, gpus_of_node
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 if TYPE_CHECKING:

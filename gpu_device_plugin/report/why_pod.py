@@ -15,12 +15,13 @@ from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind, Unreadable
 from gpu_device_plugin.model.contract.keys import GPU_POLICY
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Resource
-from gpu_device_plugin.report.rules.extension import ReportPoints, SchedulingStatus
+from gpu_device_plugin.report.rules.extension import ReportPoints
 from gpu_device_plugin.report.rules.finding import Finding, note
 from gpu_device_plugin.report.rules.held_instances import asked_by_profile, asked_instances
 from gpu_device_plugin.report.rules.node_answers import NodeAnswer, answers, describe
 from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.pod_causes import Kept, besides, causes, exclusions
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import Knob, SettingsError

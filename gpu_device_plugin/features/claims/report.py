@@ -35,7 +35,7 @@ from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.model.pods import Pod, PodClaim
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules.columns import Tone
-from gpu_device_plugin.report.rules.extension import Explanation, SchedulingStatus
+from gpu_device_plugin.report.rules.extension import Explanation
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, few, grouped, note, ok, warning
 from gpu_device_plugin.report.rules.node_answers import memory_of, whole_gpus
 from gpu_device_plugin.report.rules.node_view import ExaminedNode, NodeView, State
@@ -51,6 +51,7 @@ from gpu_device_plugin.report.rules.pod_causes import (
 )
 from gpu_device_plugin.report.rules.printing import gib
 from gpu_device_plugin.report.rules.terminal_tables import PodRow, row_waiting
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 CLAIMS = "claims"

@@ -14,9 +14,9 @@ from gpu_device_plugin.features.conflicts.settings import ConflictSettings
 from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind, Resource
-from gpu_device_plugin.report.rules.extension import SchedulingStatus
 from gpu_device_plugin.report.rules.finding import Finding, error, grouped, literal, note, ok, warning
 from gpu_device_plugin.report.rules.printing import MOST_NAMED
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 
 if TYPE_CHECKING:
     from gpu_device_plugin.settings.node import NodeSettings

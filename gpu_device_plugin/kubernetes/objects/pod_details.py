@@ -31,13 +31,14 @@ from gpu_device_plugin.model.contract.keys import (
 )
 from gpu_device_plugin.model.pods import Pod, PodClaim
 from gpu_device_plugin.model.resources import Resource
-from gpu_device_plugin.report.rules.extension import DEFAULT_SCHEDULER, SchedulingStatus
 from gpu_device_plugin.report.rules.printing import nearest, shortened
 from gpu_device_plugin.scheduler.rules.node_constraints import (
+    DEFAULT_SCHEDULER,
     MOST_TERMS,
     NO_TERMS,
     Alternative,
     Requirement,
+    SchedulingStatus,
     Terms,
     Toleration,
 )

@@ -29,6 +29,7 @@ from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS
 from gpu_device_plugin.kubernetes.objects.pod_details import events
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.programs.doctor.rules.cluster_checks import checks, examine_partly
+from gpu_device_plugin.programs.doctor.rules.findings_report import exit_code, report
 from gpu_device_plugin.programs.inspect.arguments import parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.overview import CHOICE, COUNTING, OVERVIEW, gpu_pods
@@ -54,7 +55,7 @@ from gpu_device_plugin.report.commands import (
 from gpu_device_plugin.report.followed_cluster import cluster
 from gpu_device_plugin.report.rules.columns import Line, Tone, columns
 from gpu_device_plugin.report.rules.extension import AgentFacts, placed
-from gpu_device_plugin.report.rules.finding import Finding, examine, exit_code, report
+from gpu_device_plugin.report.rules.finding import Finding, examine
 from gpu_device_plugin.report.rules.node_answers import explain, explain_briefly
 from gpu_device_plugin.report.rules.terminal_tables import SORTS, rows_waiting
 from gpu_device_plugin.report.why_pod import events_of, explained, on_gpus

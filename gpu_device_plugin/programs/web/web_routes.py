@@ -34,12 +34,12 @@ from gpu_device_plugin.programs.web.page_state import PageState
 from gpu_device_plugin.programs.web.pod_document import containers_of
 from gpu_device_plugin.programs.web.streams import Streams
 from gpu_device_plugin.programs.web.watched import missing_right
-from gpu_device_plugin.report.rules.extension import SchedulingStatus
 from gpu_device_plugin.report.rules.finding import Finding, Message, literal, note
 from gpu_device_plugin.report.rules.node_answers import explain
 from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.overview_document import node_document
 from gpu_device_plugin.report.why_pod import events_of, explained, on_gpus
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 
 _TYPES: Mapping[str, str] = {
     "html": "text/html",

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from gpu_device_plugin.model.pods import Pod, PodClaim
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.rules.finding import Finding
 from gpu_device_plugin.report.rules.node_view import Ends, NodeView, StatePoints
-from gpu_device_plugin.scheduler.rules.node_constraints import NO_TERMS, Terms
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 if TYPE_CHECKING:
@@ -22,36 +22,6 @@ if TYPE_CHECKING:
     """Examines pods of a namespace, empty: of all."""
 
 T = TypeVar("T")
-
-DEFAULT_SCHEDULER = "default-scheduler"
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulingStatus:
-    """A pod's status from schedulers and kubelets, and the parts of its spec that concern scheduling."""
-
-    scheduler: str = DEFAULT_SCHEDULER
-    reason: str = ""
-    """The reason in the pod's status: why it ended, or was rejected."""
-    message: str = ""
-    condition_reason: str = ""
-    """The reason of its condition PodScheduled, if that is not true."""
-    condition: str = ""
-    gates: tuple[str, ...] = ()
-    """Its scheduling gates: a scheduler considers it once all are removed."""
-    terms: Terms = NO_TERMS
-    ignored: tuple[str, ...] = ()
-    """Its invalid limits, one sentence each."""
-    limits: tuple[str, ...] = ()
-    """The names of all resources that its containers ask for."""
-    annotations: tuple[str, ...] = ()
-    """The names of its annotations that are none of ours."""
-    events: tuple[str, ...] = ()
-    """The latest warnings about it, one sentence each."""
-    claims: tuple[PodClaim, ...] = ()
-    """The ResourceClaims that it names, in the order of its spec."""
-    controller: str = ""
-    """The kind and name of the object that made it; empty: none did."""
 
 
 @dataclass(frozen=True, slots=True)

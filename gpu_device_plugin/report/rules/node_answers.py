@@ -15,7 +15,7 @@ from gpu_device_plugin.model.placing import FIT, POLICIES, Demand, Obstacle, Unp
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.report.rules.columns import aligned
-from gpu_device_plugin.report.rules.extension import ReportPoints, SchedulingStatus
+from gpu_device_plugin.report.rules.extension import ReportPoints
 from gpu_device_plugin.report.rules.finding import Finding, Parameter, grouped, literal, note
 from gpu_device_plugin.report.rules.node_view import Ends, GpuView, NodeView
 from gpu_device_plugin.report.rules.pod_causes import Kept, scheduler_says, scheduler_silent
@@ -23,6 +23,7 @@ from gpu_device_plugin.report.rules.printing import counted, ranges, short_uuid,
 from gpu_device_plugin.report.rules.printing import place as place_of
 from gpu_device_plugin.scheduler.rules.filter_failure import Clause, FilterFailure, cordoned
 from gpu_device_plugin.scheduler.rules.fitting import Fit, fit, gpu_policy_of
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 _WEIGHED = 20

@@ -16,11 +16,11 @@ from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.report.rules.extension import DEFAULT_SCHEDULER, ReportPoints, SchedulingStatus
+from gpu_device_plugin.report.rules.extension import ReportPoints
 from gpu_device_plugin.report.rules.finding import Finding, grouped, note, units
 from gpu_device_plugin.report.rules.held_instances import asked_instances
 from gpu_device_plugin.report.rules.node_view import NodeView
-from gpu_device_plugin.scheduler.rules.node_constraints import Terms, obstacles
+from gpu_device_plugin.scheduler.rules.node_constraints import DEFAULT_SCHEDULER, SchedulingStatus, Terms, obstacles
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Impossible, ask
 from gpu_device_plugin.scheduler.rules.usage import usage_of
 

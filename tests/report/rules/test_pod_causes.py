@@ -11,8 +11,8 @@ from gpu_device_plugin.model.contract.keys import ALLOCATION, ASSIGNED, ASSUME_T
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.report.rules.extension import SchedulingStatus
 from gpu_device_plugin.report.rules.node_view import NodeView
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.findings import facts
 from tests.names import COUNT, MEM
