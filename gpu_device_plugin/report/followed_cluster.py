@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +116,6 @@ class FollowedCluster:
         self._wall_s = wall_s
         self._on_change = on_change
         names = [resource.name for resource in self.resources]
-        self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in self.resources}
         # A pod whose JSON names none of our resources asks for none, and need not be decoded.
         self._ours = (*(f'"{name}"'.encode() for name in names), _OF_MIG)
         self._pod_reader = PodReader(names, READ_BY_AGENT.__contains__, mig=True)
@@ -270,10 +269,10 @@ class FollowedCluster:
 
     def put_node(self, node: FollowedNode) -> None:
         """Add or update a node."""
-        memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
+        offered = {each.kind: node.capacity.get(each.name, 0) for each in self.resources}
         before = self._nodes.get(node.name)
         self._nodes[node.name] = node
-        gpus = gpus_of_node(node.annotations, node.labels, memory, count)
+        gpus = gpus_of_node(node.annotations, node.labels, offered[Kind.MEMORY], offered[Kind.COUNT])
         self.fleet.put_node(node.name, gpus)
         needed = self.kind is not None and self.kind.needed(gpus)
         (self._needing.add if needed else self._needing.discard)(node.name)

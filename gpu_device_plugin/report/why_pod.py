@@ -185,8 +185,7 @@ async def explained(
         # What histories tell by another name stays, as it has the newer figures.
         squeezed = any(fact.code == "squeezed" for fact in said.facts)
         facts = [*said.facts, *(each for each in slow() if not (squeezed and each.code == "memory-full"))]
-        name, text = f"{pod.namespace}/{pod.name}", "{pod} waits for {asks:+ and }."
-        waits = [note("waits-for", text, pod=name, asks=said.asks)] if said.asks else []
+        waits = [note("waits-for", "{pod} waits for {asks:+ and }.", pod=str(pod), asks=said.asks)] if said.asks else []
         return [*waits, *facts], said.answers
 
     return await asyncio.to_thread(told)

@@ -22,7 +22,7 @@ from gpu_device_plugin.model.contract.keys import (
     PLACES,
     RESIZE_BOUND,
 )
-from gpu_device_plugin.model.contract.node_use import ContainerUse, to_return
+from gpu_device_plugin.model.contract.node_use import ContainerUse
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 from gpu_device_plugin.model.gpus import MOST_SHARES
 from gpu_device_plugin.model.limits import Enforcement
@@ -200,7 +200,7 @@ def _borrowing(parts: Sequence[ContainerUse]) -> Iterator[State]:
         word, amount = f"borrows {gib(borrowed)}", {"amountMiB": borrowed}
         # Tables tell what a pod borrows before that it is asked to return it.
         yield State(6, "borrows", Tone.PLAIN, f"borrows {mib(borrowed)}", amount, word)
-    if returning := [part for part in parts if to_return(part)]:
+    if returning := [part for part in parts if part.asked_at]:
         said = {
             "amountMiB": borrowed or None,
             "since": min(part.asked_at for part in returning),

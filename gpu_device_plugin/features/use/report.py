@@ -10,10 +10,8 @@ from gpu_device_plugin.model.contract.node_use import (
     NodeReport,
     NodeUse,
     asked_s,
-    exceeds,
     idle,
     not_held,
-    to_return,
     trespasses,
 )
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu
@@ -44,7 +42,7 @@ def uses(part: ContainerUse) -> Finding:
         return note("uses-granted", f"uses {{used}} of GPU {{gpu}}, was granted {{granted}}{since}", **facts)
     text = f"uses {{used}} of GPU {{gpu}}, is guaranteed {{granted}} and limited to {{limit}}{since}"
     limited = note("uses-limited", text, limit=mib(part.limit_mib), **facts)
-    if not (part.borrowed_mib or to_return(part)):
+    if not (part.borrowed_mib or part.asked_at):
         return limited
     return note("reasons", "{why:+; }", why=(limited, *filter(str, (borrows(part), asked(part)))))
 
@@ -56,7 +54,7 @@ def borrows(part: ContainerUse) -> Finding:
 
 def asked(part: ContainerUse) -> Finding:
     """Return since when a container is asked to return what it borrows, for whom, and until when; empty: it is not."""
-    if not to_return(part):
+    if not part.asked_at:
         return note("not-asked", "")
     needed = " for {pod}" if part.needed_by else ""
     evicted = ", and is evicted at {until} otherwise" if part.return_by else ""
@@ -153,7 +151,7 @@ def of_pod(pod: Pod, node: NodeView, positions: Iterable[int]) -> Iterator[Findi
     for part in own:
         it = note("it", "It")
         name = note("container", "Container {name}", name=repr(part.container)) if part.container else it
-        if exceeds(part) or trespasses(part) or part.used_mib is not None:
+        if part.over_since or trespasses(part) or part.used_mib is not None:
             yield note("use", "{container} {use}.", container=name, use=uses(part))
         if not_held(part):
             yield note("limit-not-held", "{container} {why}.", container=name, why=does_not_hold(part))
@@ -297,10 +295,10 @@ def _used(node: str, report: NodeReport, *, agent_ready: bool) -> Iterator[Findi
         advice = "see its log; with usage_interval: 0s it does not read it, and a clock that is wrong shows so too"
         yield warning("use-outdated", text, advice, node=node, age=age(report.use_age_s))
     strangers = [part for part in report.current if trespasses(part)]
-    if many := [part for part in strangers if exceeds(part)]:
+    if many := [part for part in strangers if part.over_since]:
         advice = f"{_SELF_GIVEN}; deploy/policies.yaml refuses the variable"
         yield warning("trespassing", DETAILS, advice, **details(node, many, uses))
-    if few := [part for part in strangers if not exceeds(part)]:
+    if few := [part for part in strangers if not part.over_since]:
         yield note("trespassing-little", DETAILS, _SELF_GIVEN, **details(node, few, uses))
     if kept := [part for part in report.current if (asked_s(report, part) or 0.0) > _RETURN_S]:
         advice = (
@@ -308,7 +306,7 @@ def _used(node: str, report: NodeReport, *, agent_ready: bool) -> Iterator[Findi
             "evicts such pods"
         )
         yield warning("memory-not-returned", DETAILS, advice, **details(node, kept, uses))
-    if over := [part for part in report.current if exceeds(part) and not trespasses(part)]:
+    if over := [part for part in report.current if part.over_since and not trespasses(part)]:
         advice = (
             "give its program less memory, or the pod more; with over_use: evict, or evict-when-short, the agent "
             "evicts such pods (docs/guide.md)"

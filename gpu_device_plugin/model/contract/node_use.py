@@ -212,19 +212,9 @@ def _part(fields: Mapping[str, Any]) -> ContainerUse:
     )
 
 
-def exceeds(part: ContainerUse) -> bool:
-    """Return whether a container has used more than it was granted, beyond the slack and for the whole grace."""
-    return bool(part.over_since)
-
-
 def trespasses(part: ContainerUse) -> bool:
     """Return whether a container uses a GPU that it was not given, however little of it."""
     return not part.granted_mib and bool(part.used_mib)
-
-
-def to_return(part: ContainerUse) -> bool:
-    """Return whether a container is asked to return memory that it borrows."""
-    return bool(part.asked_at)
 
 
 def idle_s(use: NodeUse, part: ContainerUse) -> float | None:

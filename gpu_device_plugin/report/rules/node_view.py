@@ -335,7 +335,11 @@ def sums_of(nodes: Iterable[NodeView], gpus: Mapping[str, Sequence[GpuView]] = M
         given=sum(view.used * unit for _, unit, view in views)
         + sum(node.unplaced * unit for node, unit in units)
         + sum(memory for memory, offer, gpu in instances if gpu.uuid in offer.holders)
-        + sum(unit * max(1, offer.instances[0].shares) * offer.used_unknown for _, unit, offer in offers),
+        # Those of which is not known which, of those that there are.
+        + sum(
+            unit * max(1, each.instances[0].shares) * (min(each.used, len(each.instances)) - len(each.holders))
+            for _, unit, each in offers
+        ),
         used_mib=sum(used) if used else None,
         measured=len(used),
         free=sum(free for _, free, _ in open_now),

@@ -60,11 +60,11 @@ def causes(
     elif isinstance(asked, Impossible):
         where = note("where", " (on node {node})", node=pod.node_name) if pod.node_name else ""
         text = "{pod}{where} asks for GPUs that no node can provide: {why}."
-        facts = [note("impossible", text, pod=_name(pod), where=where, why=asked.sentence)]
+        facts = [note("impossible", text, pod=str(pod), where=where, why=asked.sentence)]
     elif not asked.parts and not asked_instances(pod):
         text = "{pod} asks for neither {resources:+ nor }" + ("." if instead else ", so it is not waiting for GPUs.")
         names = tuple(resource.name for resource in resources)
-        neither = [note("asks-for-none", text, pod=_name(pod), resources=names), *instead]
+        neither = [note("asks-for-none", text, pod=str(pod), resources=names), *instead]
         facts = [*(_nothing(pod, resources) or neither), *scheduler_says(status)]
     else:
         placed = _location(pod, status, resources, nodes, features) if pod.node_name else waiting_facts(status)
@@ -76,10 +76,6 @@ def causes(
 # --- What is said of any pod ------------------------------------------------------------------------------------------
 
 
-def _name(pod: Pod) -> str:
-    return f"{pod.namespace}/{pod.name}"
-
-
 def events_told(status: SchedulingStatus) -> list[Finding]:
     """Return the latest warnings about a pod."""
     return [note("event", "{event}", event=event) for event in status.events]
@@ -89,20 +85,18 @@ def has_ended(pod: Pod, status: SchedulingStatus) -> Finding:
     """Return that a pod has ended, and why."""
     why = ": ".join(filter(None, (status.reason, status.message)))
     text = "{pod} has ended ({phase})" + (": {why}" if why else ".")
-    return note("ended", text, pod=_name(pod), phase=pod.phase, why=why)
+    return note("ended", text, pod=str(pod), phase=pod.phase, why=why)
 
 
 def being_deleted(pod: Pod) -> Finding:
     """Return that a pod is deleted before a scheduler has placed it."""
-    return note("deleted", "{pod} is being deleted and will not be scheduled.", pod=_name(pod))
+    return note("deleted", "{pod} is being deleted and will not be scheduled.", pod=str(pod))
 
 
 def on_node(pod: Pod) -> Finding:
     """Return on which node a pod is."""
     code, state = ("leaves-node", "is being deleted from") if pod.deleting else ("on-node", "is on")
-    return note(
-        code, f"{{pod}} {state} node {{node}} ({{phase}}).", pod=_name(pod), node=pod.node_name, phase=pod.phase
-    )
+    return note(code, f"{{pod}} {state} node {{node}} ({{phase}}).", pod=str(pod), node=pod.node_name, phase=pod.phase)
 
 
 def status_says(status: SchedulingStatus) -> Iterator[Finding]:
@@ -150,7 +144,7 @@ def _nothing(pod: Pod, resources: tuple[Resource, ...]) -> list[Finding]:
         "Write how much it needs, or remove the line."
     )
     return [
-        note("asks-for-0", text, container=repr(container.name), pod=_name(pod), resource=resource.name)
+        note("asks-for-0", text, container=repr(container.name), pod=str(pod), resource=resource.name)
         for container in pod.containers
         for resource in resources
         if container.limits.get(resource.name) == 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from gpu_device_plugin.model.contract.keys import OVER_USE
-from gpu_device_plugin.model.contract.node_use import ContainerUse, exceeds, idle, trespasses
+from gpu_device_plugin.model.contract.node_use import ContainerUse, idle, trespasses
 from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Resource
@@ -231,7 +231,7 @@ SORTS: Mapping[str, tuple[Callable[[NodeView], float], Callable[[PodRow], tuple[
     "used": (lambda node: -(sums_of([node]).used_mib or 0), lambda row: (-(row.used_mib or 0),)),
     "percent": (lambda node: -sums_of([node]).part, lambda row: (-(row.percent or 0),)),
     "over": (
-        lambda node: -sum(exceeds(part) or trespasses(part) for part in node.report.current),
+        lambda node: -sum(bool(part.over_since) or trespasses(part) for part in node.report.current),
         lambda row: (not row.bad, -(row.percent or 0)),
     ),
     "idle": (lambda node: -(idle(node.report, node.report.current) or 0), lambda row: (-(row.idle_s or 0),)),
@@ -295,7 +295,7 @@ def rows_alone(pods: Iterable[tuple[Pod, Usage]]) -> list[PodRow]:
     """Return pods whose nodes are not known, each with its usage as its annotations tell it."""
     rows = []
     for pod, usage in pods:
-        name, over = f"{pod.namespace}/{pod.name}", bool(pod.annotations.get(OVER_USE))
+        name, over = str(pod), bool(pod.annotations.get(OVER_USE))
         state = "over" if over else pod.phase
         places = [(str(at), counted(shares, "unit")) for at, shares in usage.shares]
         places += [(str(at), "whole") for at in usage.whole]
@@ -318,7 +318,7 @@ def row_waiting(name: str, asked: str) -> PodRow:
 def rows_waiting(pods: Iterable[Pod], resources: Iterable[Resource]) -> list[PodRow]:
     """Return pods without a node with what they ask for."""
     names = tuple(resources)
-    return [row_waiting(f"{pod.namespace}/{pod.name}", " and ".join(asked_amounts(pod, names))) for pod in pods]
+    return [row_waiting(str(pod), " and ".join(asked_amounts(pod, names))) for pod in pods]
 
 
 def pod_table(rows: Iterable[PodRow], width: int) -> list[Line]:
