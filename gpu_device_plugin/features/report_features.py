@@ -26,6 +26,7 @@ from gpu_device_plugin.features.preemption.report import ends_needed
 from gpu_device_plugin.features.use.report import blind, of_pod, quiet_or_strange, use, used_by_no_pod
 from gpu_device_plugin.report.followed_cluster import FollowedKind
 from gpu_device_plugin.report.rules.extension import AgentFacts, Check, ReportPoints
+from gpu_device_plugin.report.rules.held_instances import asked_instances
 from gpu_device_plugin.settings.knobs import Knob, knobs_of
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ REPORT_FEATURES: dict[str, ReportParts] = {
     ),
     "mig": ReportParts(
         corrections=(lambda pod, *_: asks_for_several(pod.containers),),
-        placed=(lambda pod, _, node, __: held_instances(str(pod), pod.uid, node),),
+        placed=(lambda pod, _, node, __: held_instances(str(pod), pod.uid, node) if asked_instances(pod) else (),),
         unoffered=(instance_facts,),
         node_checks=(
             Check("MIG", "GPUs", mig, "inventory.gpus names labels mig_in_force settings.node_name mig_present"),
