@@ -29,7 +29,7 @@ SHOWN_OF_HIDDEN = (
     *("gpu", "granted_mib", "used_mib", "sm_percent", "enforcement", "held", "found_mib", "why", "over_since"),
     *("limit_mib", "asked_at", "return_by", "needed_by", "idle_since"),
 )
-"""The fields of a container's use without its names."""
+"""The fields of a container's use without its names, in their order."""
 # A page writes the nodes anew for each group of readers, and `replace` takes three times as long.
 _AMOUNTS = attrgetter(*SHOWN_OF_HIDDEN)
 
@@ -289,9 +289,7 @@ def redacted(node: NodeView, may_see: Callable[[str], bool]) -> NodeView:
         parts = tuple(
             part
             if may_see(part.namespace)
-            else ContainerUse(
-                HIDDEN, number(part.namespace, part.pod), "", **dict(zip(SHOWN_OF_HIDDEN, _AMOUNTS(part), strict=True))
-            )
+            else ContainerUse(HIDDEN, number(part.namespace, part.pod), "", *_AMOUNTS(part))
             for part in sorted(map(needs_seen, report.use.parts), key=lambda part: not may_see(part.namespace))
         )
         report = replace(report, use=replace(report.use, parts=parts))
