@@ -17,7 +17,7 @@ from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, Node
 from gpu_device_plugin.model.limits import LimitStatus
 from gpu_device_plugin.report.rules.finding import note
 from gpu_device_plugin.report.rules.node_answers import whole_gpus
-from gpu_device_plugin.report.rules.node_view import State
+from gpu_device_plugin.report.rules.node_view import NodeView, State
 from tests import histories
 
 Json = dict[str, Any]
@@ -174,7 +174,7 @@ def stated(node: Json) -> Json:
         blind=use.get("blind", ""),
     )
     used = sum(each.get("usedShares", 0) for each in node["gpus"])
-    view = known(
+    view: Any = known(
         record=known(ready=node.get("ready", False), unschedulable=node.get("unschedulable", False)),
         candidate=known(gpus=known(fault=node.get("problem", ""), claims=node.get("claims", False))),
         instances=lambda: [
@@ -207,7 +207,7 @@ def stated(node: Json) -> Json:
             needed_by=part.get("neededBy", ""),
             idle_since=part.get("idleSince", ""),
         )
-        return told(part, view.part_states([uses] if use else [], ending=part.get("deleting", False)))
+        return told(part, NodeView.part_states(view, [uses] if use else [], ending=part.get("deleting", False)))
 
     def shown(gpu: Json) -> Json:
         at, cordon = gpu["index"], gpu.get("cordon")
@@ -215,14 +215,18 @@ def stated(node: Json) -> Json:
             position=at, unhealthy=gpu.get("reason", ""), cordon=None if cordon is None else Cordon(**cordon)
         )
         parts = {key: [held(each, at) for each in gpu[key]] for key in ("pods", "strangers") if key in gpu}
-        return told(gpu, view.gpu_states(known(gpu=listed))) | parts
+        return told(gpu, NodeView.gpu_states(view, known(gpu=listed))) | parts
 
     whole = [
         offer | {"instances": [shown(each) for each in offer["instances"]]} if "instances" in offer else offer
         for offer in offers
     ]
     shared = {"gpus": [shown(each) for each in node["gpus"]]}
-    return told(node, view.states(node.get("usedShares", 0) - used)) | shared | ({"instances": whole} if offers else {})
+    return (
+        told(node, NodeView.states(view, node.get("usedShares", 0) - used))
+        | shared
+        | ({"instances": whole} if offers else {})
+    )
 
 
 def cluster(
