@@ -103,7 +103,7 @@ def serving_view(
             NodeRecord(name, name, address="10.0.0.8", ready=True),
             occupants,
             report=report,
-            features=REPORT.facts,
+            features=REPORT,
         ),
         claims,
     )

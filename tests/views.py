@@ -106,7 +106,7 @@ def node_view(
         ),
         ordered,
         report=report,
-        features=REPORT.facts,
+        features=REPORT,
     )
 
 
@@ -174,7 +174,7 @@ def mig_view(
         occupants,
         report=report,
         instance_pods=tuple(each for each in pods if isinstance(each, InstancePod)),
-        features=REPORT.facts,
+        features=REPORT,
     )
 
 

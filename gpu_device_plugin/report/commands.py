@@ -7,7 +7,7 @@ import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin.commandline import say
@@ -20,8 +20,9 @@ from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.followed_cluster import FollowedCluster, FollowedKind, cluster
 from gpu_device_plugin.report.rules.columns import Line
-from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus, foreign_annotations
 from gpu_device_plugin.report.rules.finding import Unknown
+from gpu_device_plugin.report.rules.node_view import NO_STATES, StatePoints
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 
 if TYPE_CHECKING:
     import msgspec
@@ -52,30 +53,7 @@ class Command:
     check: Callable[[argparse.Namespace], None] = lambda _: None
     """Completes what was parsed; raises UsageError if the arguments contradict each other."""
     after: str = "why"
-    """The command behind which that of a feature stands."""
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A flag without a value that has a command of others do something else instead."""
-
-    command: str
-    name: str
-    """Without its dashes."""
-    what: str
-    run: Callable[[argparse.Namespace, Access, Sequence[Resource]], Awaitable[Output]]
-    check: Callable[[argparse.Namespace], None]
-
-    def on(self, command: Command) -> Command:
-        """Return the command with it."""
-
-        def check(arguments: argparse.Namespace) -> None:
-            command.check(arguments)
-            if getattr(arguments, self.name):
-                arguments.command = replace(arguments.command, run=self.run)
-                self.check(arguments)
-
-        return replace(command, arguments=(*command.arguments, switch(f"--{self.name}", self.what)), check=check)
+    """The command behind which that of a feature stands, or which does this instead with the flag of this name."""
 
 
 def argument(names: str, **options: Any) -> Arguments:
@@ -172,7 +150,7 @@ async def cluster_of(
     access: Access,
     namespace: str = "",
     *,
-    features: Sequence[ReportFeature] = (),
+    features: StatePoints = NO_STATES,
     kind: FollowedKind | None = None,
 ) -> FollowedCluster:
     """Return the cluster with a further kind, of one namespace or all, and warn of objects that cannot be read."""
@@ -209,7 +187,7 @@ async def add_more(cluster: FollowedCluster, access: Access, namespace: str = ""
 
 
 async def named_pod(
-    access: Access, namespace: str, name: str, resources: Sequence[Resource], features: Sequence[ReportFeature] = ()
+    access: Access, namespace: str, name: str, resources: Sequence[Resource]
 ) -> tuple[Pod, SchedulingStatus]:
     """Return one pod.
 
@@ -217,9 +195,7 @@ async def named_pod(
         ClusterUnreadableError: it cannot be read, or does not exist.
     """
     try:
-        return pod_and_status(
-            await access.get(PODS, name, namespace=namespace), resources, foreign_annotations(features)
-        )
+        return pod_and_status(await access.get(PODS, name, namespace=namespace), resources)
     except ApiError as error:
         raise ClusterUnreadableError(
             f"pod {namespace}/{name} cannot be read: {unread(error)}; if it is in another namespace, name that with -n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +17,11 @@ from gpu_device_plugin.model.contract.nodegpus import NodeGpus
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import MOST_WRITTEN, Pod
 from gpu_device_plugin.model.resources import Kind, Resource
-from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus, foreign_annotations
 from gpu_device_plugin.report.rules.held_instances import InstancePod, instance_pod
-from gpu_device_plugin.report.rules.node_view import NodeView
+from gpu_device_plugin.report.rules.node_view import NO_STATES, NodeView, StatePoints
 from gpu_device_plugin.scheduler.cluster_state import Fleet, FleetEntry
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, gpus_of_node
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class FollowedCluster:
     def __init__(
         self,
         resources: Sequence[Resource],
-        features: Sequence[ReportFeature] = (),
+        features: StatePoints = NO_STATES,
         *,
         kind: FollowedKind | None = None,
         wall_s: Callable[[], float] = time.time,
@@ -112,11 +112,10 @@ class FollowedCluster:
         """Begin without nodes and pods; `wall_s` returns seconds since the epoch."""
         self.resources = tuple(resources)
         self.kind = kind
-        self._features, self._foreign = features, foreign_annotations(features)
+        self._features = features
         self._wall_s = wall_s
         self._on_change = on_change
         names = [resource.name for resource in self.resources]
-        self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in self.resources}
         # A pod whose JSON names none of our resources asks for none, and need not be decoded.
         self._ours = (*(f'"{name}"'.encode() for name in names), _OF_MIG)
         self._pod_reader = PodReader(names, READ_BY_AGENT.__contains__, mig=True)
@@ -173,7 +172,7 @@ class FollowedCluster:
             return None
         if pod.node_name:
             return FollowedPod(pod, None, problems)
-        status = brief(scheduling_status(raw, problems, self._foreign))
+        status = brief(scheduling_status(raw, problems))
         if pod.overwritten:
             pod, status = replace(pod, annotations={}), replace(status, ignored=(*status.ignored, _OVERWRITTEN))
         return FollowedPod(pod, status, problems)
@@ -270,10 +269,10 @@ class FollowedCluster:
 
     def put_node(self, node: FollowedNode) -> None:
         """Add or update a node."""
-        memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
+        offered = {each.kind: node.capacity.get(each.name, 0) for each in self.resources}
         before = self._nodes.get(node.name)
         self._nodes[node.name] = node
-        gpus = gpus_of_node(node.annotations, node.labels, memory, count)
+        gpus = gpus_of_node(node.annotations, node.labels, offered[Kind.MEMORY], offered[Kind.COUNT])
         self.fleet.put_node(node.name, gpus)
         needed = self.kind is not None and self.kind.needed(gpus)
         (self._needing.add if needed else self._needing.discard)(node.name)
@@ -383,7 +382,7 @@ def cluster(
     raw_nodes: Iterable[msgspec.Raw],
     raw_pods: Iterable[msgspec.Raw],
     resources: Sequence[Resource],
-    features: Sequence[ReportFeature] = (),
+    features: StatePoints = NO_STATES,
     kind: FollowedKind | None = None,
 ) -> tuple[FollowedCluster, list[str]]:
     """Return nodes with the pods that hold GPUs by limits, and a sentence for each object that could not be read."""

@@ -15,12 +15,13 @@ from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind, Unreadable
 from gpu_device_plugin.model.contract.keys import GPU_POLICY
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Resource
-from gpu_device_plugin.report.rules.extension import Kept, ReportFeature, SchedulingStatus
+from gpu_device_plugin.report.rules.extension import ReportPoints
 from gpu_device_plugin.report.rules.finding import Finding, note
 from gpu_device_plugin.report.rules.held_instances import asked_by_profile, asked_instances
 from gpu_device_plugin.report.rules.node_answers import NodeAnswer, answers, describe
 from gpu_device_plugin.report.rules.node_view import NodeView
-from gpu_device_plugin.report.rules.pod_causes import besides, causes, exclusions
+from gpu_device_plugin.report.rules.pod_causes import Kept, besides, causes, exclusions
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import Knob, SettingsError
@@ -99,7 +100,7 @@ def why(
     most: int,
     policy: Policy | None = None,
     followed: Mapping[str, Iterable[object]] = MappingProxyType({}),
-    features: Sequence[ReportFeature],
+    features: ReportPoints,
 ) -> Why:
     """Return why a pod waits, or where it is.
 
@@ -114,22 +115,23 @@ def why(
     asked = ask(pod, resources)
     limitless = isinstance(asked, GpuRequest) and not asked.parts
     if status.claims and (limitless or any(not each.entry for each in status.claims)):
-        told = (feature.explanation(pod, status, followed, nodes, excluded) for feature in features)
-        if (said := next((each for each in told if each is not None), None)) is not None:
-            found = answers(said.nodes, assumed().name, most, features)
-            return Why(said.asks, tuple(said.facts), tuple(found))
+        for explain in features.explanations:
+            said = explain(pod, status, followed, nodes)
+            asked_there = [(node, demand, Kept(excluded(node), more)) for node, demand, more in said.nodes]
+            return Why(said.asks, tuple(said.facts), tuple(answers(asked_there, assumed().name, most, features)))
     by_name = None if nodes is None else {node.name: node for node in nodes}
     facts, demand = causes(pod, status, resources, by_name, features)
     of_instances = {} if pod.node_name or pod.ended or pod.deleting else asked_instances(pod)
     if of_instances and nodes is not None and not status.gates:
         # Why no node gives a pod its MIG instances comes first: people look for it.
-        facts = [*(each for feature in features for each in feature.unoffered(pod, nodes, excluded)), *facts]
+        kept = {node.name: excluded(node) for node in nodes}
+        facts = [*(each for find in features.unoffered for each in find(of_instances, nodes, kept)), *facts]
     if demand is None:
         return Why(asked_by_profile(of_instances), tuple(facts))
     asks = (*describe(demand, resources, nodes or ()), *asked_by_profile(of_instances))
     if nodes is None:
         return Why(asks, tuple(facts))
-    facts += (each for feature in features for each in feature.otherwise(demand, nodes))
+    facts += (each for find in features.otherwise for each in find(demand, nodes))
     chosen = policy or assumed()
     if chosen.assumed:
         text = "Nodes that publish no policy are assumed to have the policy {policy}: {why}."
@@ -162,7 +164,7 @@ async def explained(
     *,
     most: int,
     followed: Mapping[str, Iterable[object]],
-    features: Sequence[ReportFeature],
+    features: ReportPoints,
     settings: tuple[Knob, ...],
     slow: Callable[[], Iterable[Finding]] = tuple,
     shown: Callable[[NodeView], NodeView] = lambda node: node,
@@ -183,8 +185,7 @@ async def explained(
         # What histories tell by another name stays, as it has the newer figures.
         squeezed = any(fact.code == "squeezed" for fact in said.facts)
         facts = [*said.facts, *(each for each in slow() if not (squeezed and each.code == "memory-full"))]
-        name, text = f"{pod.namespace}/{pod.name}", "{pod} waits for {asks:+ and }."
-        waits = [note("waits-for", text, pod=name, asks=said.asks)] if said.asks else []
+        waits = [note("waits-for", "{pod} waits for {asks:+ and }.", pod=str(pod), asks=said.asks)] if said.asks else []
         return [*waits, *facts], said.answers
 
     return await asyncio.to_thread(told)

@@ -32,19 +32,13 @@ WITHOUT_A_ROLE: set[Right] = {("authorization.k8s.io", "selfsubjectaccessreviews
 """What Kubernetes grants to every account (``system:basic-user``): to ask what itself may do."""
 
 
-_OF_A_TERMINAL = re.compile(
-    rf"{PACKAGE.name}\.(kubernetes\.kubectl|report\.commands|features\.\w+\.commands|features\.learning\.prices)"
-)
-"""What `kubectl inspect gpushare` does by its user's own rights. What features add for people names it, too."""
-
-
 def sources(*modules: str) -> dict[str, ast.Module]:
     """Return the parsed source of these modules and of all that they import of ours, also where it is used only."""
     found: dict[str, ast.Module] = {}
     waiting = list(modules)
     while waiting:
         module = waiting.pop()
-        if module in found or _OF_A_TERMINAL.fullmatch(module):
+        if module in found:
             continue
         if (tree := _parsed(module)) is not None:
             found[module] = tree

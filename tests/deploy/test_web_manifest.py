@@ -6,7 +6,7 @@ from pathlib import Path
 from gpu_device_plugin import cli
 from gpu_device_plugin.settings.sources import Texts
 from gpu_device_plugin.settings.web import WebSettings
-from tests.deploy.calls import rights_granted, rights_needed
+from tests.deploy.calls import rights_granted, rights_needed, sources
 from tests.deploy.manifests import DEPLOY, Json, by_name, objects, parsed, pod_of
 from tests.deploy.templates import Chart
 
@@ -94,3 +94,10 @@ def test_pods_carry_what_a_cluster_asks_of_them() -> None:
     assert (metadata["labels"]["example.com/cost"], metadata["annotations"]) == ("7", values["podAnnotations"])
     assert (pod["nodeSelector"], pod["tolerations"]) == (values["nodeSelector"], values["tolerations"])
     assert settings(pod["containers"][0]).log_level == "debug"
+
+
+def test_page_and_doctor_load_nothing_of_what_only_terminals_do() -> None:
+    loaded = sources("gpu_device_plugin.programs.web.web_program", "gpu_device_plugin.programs.doctor.doctor_program")
+    own = {name for name in sources("gpu_device_plugin.features.terminal_features") if name.endswith(".commands")}
+    assert len(own) == 6
+    assert not own & loaded.keys()

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.report.rules.finding import EXIT_CODES, Severity, examine, lines
+from gpu_device_plugin.programs.doctor.rules.findings_report import EXIT_CODES, lines
+from gpu_device_plugin.report.rules.finding import Severity, examine
 from tests.docs.pages import DOCS, blocks, text_of
 from tests.names import MEM
 from tests.programs.doctor.rules.test_node_checks import GPUS, WELL, agent

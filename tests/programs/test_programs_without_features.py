@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from gpu_device_plugin.features.report_features import REPORT, REPORT_FEATURES, ReportParts, together
+from gpu_device_plugin.features.terminal_features import TERMINAL, TERMINAL_FEATURES, TerminalParts
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, OVER_USE
 from gpu_device_plugin.model.contract.nodegpus import write_node_gpus
 from gpu_device_plugin.programs.doctor.rules import node_checks
@@ -167,10 +168,10 @@ def world(tmp_path: Path) -> AgentWorld:
     return world
 
 
-def printed(world: AgentWorld, parts: ReportParts, *words: str) -> str:
+def printed(world: AgentWorld, parts: ReportParts, terminal: TerminalParts, *words: str) -> str:
     """Return what a command prints, whatever its exit code is."""
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()), suppress(SystemExit):
-        main(words, kubectl=str(world.kubectl), environ={}, parts=parts)
+        main(words, kubectl=str(world.kubectl), environ={}, parts=parts, terminal=terminal)
     return out.getvalue()
 
 
@@ -198,29 +199,35 @@ async def page_of(objects: Iterable[Any], parts: ReportParts) -> tuple[Any, set[
     return {key: value for key, value in event.items() if key != "read"}, routes, {*chain.from_iterable(pods)}
 
 
-def seen(world: AgentWorld, parts: ReportParts) -> Seen:
+def seen(world: AgentWorld, parts: ReportParts, terminal: TerminalParts) -> Seen:
     """Return what people read with these parts of features."""
-    names = re.findall(r"^    (\w+) ", printed(world, parts, "--help").partition("commands:")[2], re.MULTILINE)
+    names = re.findall(
+        r"^    (\w+) ", printed(world, parts, terminal, "--help").partition("commands:")[2], re.MULTILINE
+    )
     flags = {
-        f"{name} {flag}" for name in HOSTS for flag in re.findall(r"--[a-z-]+", printed(world, parts, name, "--help"))
+        f"{name} {flag}"
+        for name in HOSTS
+        for flag in re.findall(r"--[a-z-]+", printed(world, parts, terminal, name, "--help"))
     }
-    findings = json.loads(printed(world, parts, "doctor", "--json"))["findings"]
+    findings = json.loads(printed(world, parts, terminal, "doctor", "--json"))["findings"]
     on_node = {f"node: {name}" for name in placed(node_checks.OWN, parts.node_checks)}
     event, routes, page = asyncio.run(page_of(world.script["objects"], parts))
     return Seen(
         {*names, *flags},
         {f"{each['check']}: {each['code']}" for each in findings} | on_node,
-        {*paths(event, "page"), *paths(json.loads(printed(world, parts, "-o", "json")))},
+        {*paths(event, "page"), *paths(json.loads(printed(world, parts, terminal, "-o", "json")))},
         routes,
-        {line for name in PODS for line in printed(world, parts, "why", name).splitlines()},
+        {line for name in PODS for line in printed(world, parts, terminal, "why", name).splitlines()},
         page,
     )
 
 
 @pytest.mark.parametrize("gone", [*([name] for name in OWN), [*OWN]], ids=" ".join)
 def test_without_a_feature_programs_lack_nothing_but_what_is_its_own(world: AgentWorld, gone: list[str]) -> None:
-    kept_features = [parts for name, parts in REPORT_FEATURES.items() if name not in gone]
-    found, kept = seen(world, REPORT), seen(world, together(kept_features))
+    shown = [parts for name, parts in REPORT_FEATURES.items() if name not in gone]
+    done = [parts for name, parts in TERMINAL_FEATURES.items() if name not in gone]
+    kept = seen(world, together(ReportParts, shown), together(TerminalParts, done))
+    found = seen(world, REPORT, TERMINAL)
     own = Seen(*(frozenset(chain.from_iterable(each)) for each in zip(*(OWN[name] for name in gone), strict=True)))
     for which in ("commands", "checks", "keys", "routes"):
         assert getattr(found, which) - getattr(kept, which) == getattr(own, which)
@@ -233,4 +240,4 @@ def test_without_a_feature_programs_lack_nothing_but_what_is_its_own(world: Agen
 
 
 def test_each_feature_that_people_read_of_is_taken_away() -> None:
-    assert list(OWN) == list(REPORT_FEATURES)
+    assert OWN.keys() == REPORT_FEATURES.keys() | TERMINAL_FEATURES.keys()

@@ -13,7 +13,7 @@ from gpu_device_plugin.features.claims.claim_objects import read_claim
 from gpu_device_plugin.features.claims.contract import Claim
 from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
-from gpu_device_plugin.model.contract.keys import ALLOCATION, INSTANCES, NODE_GPUS, NODE_USE
+from gpu_device_plugin.model.contract.keys import ALLOCATION, GPU_POLICY, INSTANCES, NODE_GPUS, NODE_USE
 from gpu_device_plugin.model.contract.nodegpus import NodeGpus, write_node_gpus
 from gpu_device_plugin.programs.inspect.overview import gpu_pods
 from gpu_device_plugin.report.followed_cluster import FollowedCluster, FollowedNode, FollowedPod, cluster
@@ -339,7 +339,7 @@ def test_a_cluster_that_is_read_once_tells_what_could_not_be_read(world: World) 
 
 def test_of_what_an_owner_writes_into_a_waiting_pod_a_bounded_part_is_kept(world: World) -> None:
     """A pod may have some ten thousand tolerations and labels to select; thousands of pods wait."""
-    body = pod("a", container(mem=1))
+    body = pod("a", container(mem=1), annotations={GPU_POLICY: "spread"} | {f"a.com/{n}": "v" for n in range(1000)})
     body["spec"] |= {
         "tolerations": [{"key": f"k{n}", "operator": "Exists"} for n in range(40)],
         "nodeSelector": {f"k{n}": "v" for n in range(60)},
@@ -349,7 +349,8 @@ def test_of_what_an_owner_writes_into_a_waiting_pod_a_bounded_part_is_kept(world
     status = world.pod(body).status
     assert status is not None
     assert (len(status.terms.tolerations), len(status.terms.selector), status.ignored) == (40, 60, ())
-    assert (len(status.gates), len(status.limits)) == (100, 100)
+    assert (len(status.gates), len(status.limits), len(status.annotations)) == (100, 100, 100)
+    assert GPU_POLICY not in status.annotations
 
     expression = {"key": "zone", "operator": "In", "values": ["a", "b"]}
     required = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}

@@ -17,7 +17,7 @@ from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, Node
 from gpu_device_plugin.model.limits import LimitStatus
 from gpu_device_plugin.report.rules.finding import note
 from gpu_device_plugin.report.rules.node_answers import whole_gpus
-from gpu_device_plugin.report.rules.state_words import State, gpu_states, node_states, part_states
+from gpu_device_plugin.report.rules.node_view import NodeView, State
 from tests import histories
 
 Json = dict[str, Any]
@@ -174,7 +174,7 @@ def stated(node: Json) -> Json:
         blind=use.get("blind", ""),
     )
     used = sum(each.get("usedShares", 0) for each in node["gpus"])
-    view = known(
+    view: Any = known(
         record=known(ready=node.get("ready", False), unschedulable=node.get("unschedulable", False)),
         candidate=known(gpus=known(fault=node.get("problem", ""), claims=node.get("claims", False))),
         instances=lambda: [
@@ -182,7 +182,7 @@ def stated(node: Json) -> Json:
         ],
         amount=str,
         report=NodeReport(known(enforcement=means[node.get("limits")], gpus=limits), read if use else None, 10.0),
-        features=REPORT.facts,
+        features=REPORT,
     )
 
     def told(document: Json, states: list[State]) -> Json:
@@ -207,7 +207,7 @@ def stated(node: Json) -> Json:
             needed_by=part.get("neededBy", ""),
             idle_since=part.get("idleSince", ""),
         )
-        return told(part, part_states(view, [uses] if use else [], ending=part.get("deleting", False)))
+        return told(part, NodeView.part_states(view, [uses] if use else [], ending=part.get("deleting", False)))
 
     def shown(gpu: Json) -> Json:
         at, cordon = gpu["index"], gpu.get("cordon")
@@ -215,7 +215,7 @@ def stated(node: Json) -> Json:
             position=at, unhealthy=gpu.get("reason", ""), cordon=None if cordon is None else Cordon(**cordon)
         )
         parts = {key: [held(each, at) for each in gpu[key]] for key in ("pods", "strangers") if key in gpu}
-        return told(gpu, gpu_states(view, known(gpu=listed))) | parts
+        return told(gpu, NodeView.gpu_states(view, known(gpu=listed))) | parts
 
     whole = [
         offer | {"instances": [shown(each) for each in offer["instances"]]} if "instances" in offer else offer
@@ -223,7 +223,7 @@ def stated(node: Json) -> Json:
     ]
     shared = {"gpus": [shown(each) for each in node["gpus"]]}
     return (
-        told(node, node_states(view, node.get("usedShares", 0) - used))
+        told(node, NodeView.states(view, node.get("usedShares", 0) - used))
         | shared
         | ({"instances": whole} if offers else {})
     )

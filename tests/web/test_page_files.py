@@ -26,7 +26,7 @@ WORDS: dict[str, dict[str, str]] = {
 del WORDS["zh"]["messages"]  # see tests/report/rules/test_messages.py
 STATES = dict(
     each
-    for path in (*PAGE.parents[2].glob("features/*/report.py"), PAGE.parents[2] / "report" / "rules" / "state_words.py")
+    for path in (*PAGE.parents[2].glob("features/*/report.py"), PAGE.parents[2] / "report" / "rules" / "node_view.py")
     for each in re.findall(r'\bState\(\s*\d+,\s*"([\w-]+)",\s*Tone\.(\w+)', path.read_text(encoding="utf-8"))
 )
 """The codes of states that are told, each with its tone."""

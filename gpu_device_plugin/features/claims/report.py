@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_device_plugin.features.claims.claimed_gpus import (
     ask_of_claims,
@@ -35,10 +35,10 @@ from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.model.pods import Pod, PodClaim
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules.columns import Tone
-from gpu_device_plugin.report.rules.extension import Explanation, Kept, ReportFeature, SchedulingStatus
+from gpu_device_plugin.report.rules.extension import Explanation
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, few, grouped, note, ok, warning
 from gpu_device_plugin.report.rules.node_answers import memory_of, whole_gpus
-from gpu_device_plugin.report.rules.node_view import ExaminedNode, NodeView
+from gpu_device_plugin.report.rules.node_view import ExaminedNode, NodeView, State
 from gpu_device_plugin.report.rules.pod_causes import (
     being_deleted,
     events_told,
@@ -50,12 +50,9 @@ from gpu_device_plugin.report.rules.pod_causes import (
     status_says,
 )
 from gpu_device_plugin.report.rules.printing import gib
-from gpu_device_plugin.report.rules.state_words import State
 from gpu_device_plugin.report.rules.terminal_tables import PodRow, row_waiting
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.report.rules.extension import Excluded
 
 CLAIMS = "claims"
 """The word for a node whose GPUs are given to ResourceClaims."""
@@ -242,42 +239,24 @@ def claims_waiting(claims: Iterable[Claim]) -> list[PodRow]:
     return [row_waiting(name, amounts) for name, amounts in asks]
 
 
-class ClaimsReport(ReportFeature):
-    """Explains pods that name ResourceClaims."""
+def claims_state(node: NodeView) -> Iterator[State]:
+    """Yield that a node gives its GPUs to claims."""
+    if node.candidate.gpus.claims:
+        yield State(14, "claims", Tone.PLAIN, "its GPUs are given to ResourceClaims", word=CLAIMS)
 
-    def node_states(self, node: NodeView) -> Iterable[State]:  # noqa: D102
-        if node.candidate.gpus.claims:
-            yield State(14, "claims", Tone.PLAIN, "its GPUs are given to ResourceClaims", word=CLAIMS)
 
-    def explanation(  # noqa: D102
-        self,
-        pod: Pod,
-        status: SchedulingStatus,
-        followed: Mapping[str, Iterable[Any]],
-        nodes: Sequence[NodeView] | None,
-        excluded: Excluded,
-    ) -> Explanation | None:
-        claims: Iterable[Claim] | None = followed.get(RESOURCE_CLAIMS)
-        by_name = None if nodes is None else {node.name: node for node in nodes}
-        own = None if claims is None else {each.name: each for each in claims if each.namespace == pod.namespace}
-        facts, waiting = claim_causes(pod, status, own, by_name)
-        asks = (asked_by_claims(waiting),) if waiting else ()
-        shown = map(for_claims, nodes or ()) if ask_of_claims(waiting, None).parts else ()
-        return Explanation(
-            asks,
-            facts,
-            [
-                (
-                    node,
-                    ask_of_claims(waiting, node.candidate.gpus.share_mib),
-                    Kept(excluded(node), refusals(node.report)),
-                )
-                for node in shown
-            ],
-        )
-
-    def otherwise(self, asked: GpuRequest, nodes: Sequence[NodeView]) -> Iterable[Finding]:  # noqa: D102
-        return by_claim_instead(asked, nodes)
+def explanation(
+    pod: Pod, status: SchedulingStatus, followed: Mapping[str, Iterable[Any]], nodes: Sequence[NodeView] | None
+) -> Explanation:
+    """Explain a pod that names ResourceClaims."""
+    claims: Iterable[Claim] | None = followed.get(RESOURCE_CLAIMS)
+    by_name = None if nodes is None else {node.name: node for node in nodes}
+    own = None if claims is None else {each.name: each for each in claims if each.namespace == pod.namespace}
+    facts, waiting = claim_causes(pod, status, own, by_name)
+    asks = (asked_by_claims(waiting),) if waiting else ()
+    shown = map(for_claims, nodes or ()) if ask_of_claims(waiting, None).parts else ()
+    amounts = [(node, ask_of_claims(waiting, node.candidate.gpus.share_mib), refusals(node.report)) for node in shown]
+    return Explanation(asks, facts, amounts)
 
 
 # --- The doctor -------------------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from gpu_device_plugin.features.conflicts.settings import ConflictSettings
 from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind, Resource
-from gpu_device_plugin.report.rules.extension import ReportFeature, SchedulingStatus
 from gpu_device_plugin.report.rules.finding import Finding, error, grouped, literal, note, ok, warning
 from gpu_device_plugin.report.rules.printing import MOST_NAMED
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 
 if TYPE_CHECKING:
     from gpu_device_plugin.settings.node import NodeSettings
@@ -127,21 +127,12 @@ def _whose(annotation: str) -> str:
     return next((system for system, pattern in _ANNOTATIONS_OF_OTHERS.items() if pattern.match(annotation)), "")
 
 
-class ConflictsReport(ReportFeature):
-    """Says what a pod asks of other systems that share GPUs."""
-
-    def foreign_annotations(self, keys: Iterable[str]) -> tuple[str, ...]:  # noqa: D102
-        return annotations_of_others(keys)
-
-    def corrections(  # noqa: D102
-        self,
-        pod: Pod,  # noqa: ARG002
-        status: SchedulingStatus,
-        resources: Sequence[Resource],
-        offered: Collection[str],
-    ) -> Iterable[Finding]:
-        yield from asks_for_others(status.limits, resources, offered)
-        yield from annotated_for_others(status.of_others, status.scheduler, resources)
+def asks_others(
+    _: Pod, status: SchedulingStatus, resources: Sequence[Resource], offered: Collection[str]
+) -> Iterator[Finding]:
+    """Yield what a pod asks of other systems that share GPUs."""
+    yield from asks_for_others(status.limits, resources, offered)
+    yield from annotated_for_others(annotations_of_others(status.annotations), status.scheduler, resources)
 
 
 def others(detected: Iterable[tuple[Detection, str]]) -> Iterator[Finding]:

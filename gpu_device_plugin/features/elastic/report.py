@@ -22,19 +22,17 @@ from gpu_device_plugin.model.contract.keys import (
     PLACES,
     RESIZE_BOUND,
 )
-from gpu_device_plugin.model.contract.node_use import ContainerUse, to_return
+from gpu_device_plugin.model.contract.node_use import ContainerUse
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 from gpu_device_plugin.model.gpus import MOST_SHARES
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.report.rules.columns import Tone
-from gpu_device_plugin.report.rules.extension import ReportFeature
 from gpu_device_plugin.report.rules.finding import Finding, note, ok, units, warning
 from gpu_device_plugin.report.rules.held_instances import asked_instances
-from gpu_device_plugin.report.rules.node_view import ExaminedNode, NodeView
+from gpu_device_plugin.report.rules.node_view import ExaminedNode, NodeView, State
 from gpu_device_plugin.report.rules.printing import gib, listed, mib
-from gpu_device_plugin.report.rules.state_words import State
 from gpu_device_plugin.scheduler.rules.usage import growable
 
 _SAYS = " says: "
@@ -165,7 +163,7 @@ def gpu_of(size: Size, node: NodeView | None) -> ListedGpu | None:
 
 def resizes(pod: Pod, resources: Sequence[Resource], node: NodeView | None) -> Iterator[Finding]:
     """Yield the same for each container of a pod on a node whose owner wants, or wanted, another size."""
-    if pod.annotations.keys().isdisjoint(ELASTIC - {MEMORY_PROMISED}):
+    if pod.ended or pod.annotations.keys().isdisjoint(ELASTIC - {MEMORY_PROMISED}):
         return
     yield from unreadable_wishes(pod)
     found = sizes(pod, resources)
@@ -191,12 +189,18 @@ def _parts(pod: Pod, size: Size, node: NodeView | None) -> Sequence[ContainerUse
     return [part for part in current if (part.namespace, part.pod, part.container) == key]
 
 
+def borrowing(_: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:
+    """Return what containers borrow, and whether they are asked to return it."""
+    growing = [part for part in parts if part.limit_mib is not None or part.asked_at]
+    return _borrowing(growing) if growing else ()
+
+
 def _borrowing(parts: Sequence[ContainerUse]) -> Iterator[State]:
     if borrowed := sum(part.borrowed_mib or 0 for part in parts):
         word, amount = f"borrows {gib(borrowed)}", {"amountMiB": borrowed}
         # Tables tell what a pod borrows before that it is asked to return it.
         yield State(6, "borrows", Tone.PLAIN, f"borrows {mib(borrowed)}", amount, word)
-    if returning := [part for part in parts if to_return(part)]:
+    if returning := [part for part in parts if part.asked_at]:
         said = {
             "amountMiB": borrowed or None,
             "since": min(part.asked_at for part in returning),
@@ -205,26 +209,6 @@ def _borrowing(parts: Sequence[ContainerUse]) -> Iterator[State]:
         }
         text, word = str(asked(returning[0])), "asked to return"
         yield State(7, "asked-to-return", Tone.WARNING, text, said, word, counted="to return memory")
-
-
-class ElasticReport(ReportFeature):
-    """Says what a pod's memory is guaranteed, and what limits it."""
-
-    def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: ARG002, D102
-        growing = [part for part in parts if part.limit_mib is not None or part.asked_at]
-        return _borrowing(growing) if growing else ()
-
-    def malformed(self, pod: Pod) -> Iterable[Finding]:  # noqa: D102
-        return unreadable_wishes(pod)
-
-    def placed(  # noqa: D102
-        self,
-        pod: Pod,
-        resources: Sequence[Resource],
-        node: NodeView | None,
-        positions: Sequence[int],  # noqa: ARG002
-    ) -> Iterable[Finding]:
-        return resizes(pod, resources, node)
 
 
 # --- The doctor -------------------------------------------------------------------------------------------------------

@@ -36,10 +36,10 @@ from gpu_device_plugin.report.commands import (
     MISSING_RIGHT,
     NODE,
     Command,
-    Option,
     Output,
     argument,
     needed,
+    switch,
     unread,
 )
 from gpu_device_plugin.report.rules.columns import Line, Tone
@@ -221,7 +221,8 @@ def _check_history(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--history: it draws {contract.LAST_HOUR} once; leave out --sort-by and --interval")
 
 
-HISTORY = Option("top", "history", f"draw {contract.LAST_HOUR} of GPUs and pods, once", history, _check_history)
+_ONCE = f"draw {contract.LAST_HOUR} of GPUs and pods, once"
+HISTORY = Command("history", _ONCE, history, (switch("--history", _ONCE),), _check_history, after="top")
 
 INCIDENT = Command(
     "incident",

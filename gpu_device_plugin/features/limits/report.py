@@ -23,12 +23,10 @@ from gpu_device_plugin.model.limits import Enforcement, LimitStatus, summary
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.node.rules.node_config import ignored_labels
 from gpu_device_plugin.report.rules.columns import Tone
-from gpu_device_plugin.report.rules.extension import ReportFeature
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, grouped, note, ok, warning
-from gpu_device_plugin.report.rules.node_view import ExaminedNode, GpuView, NodeView
+from gpu_device_plugin.report.rules.node_view import ExaminedNode, GpuView, NodeView, State
 from gpu_device_plugin.report.rules.pod_causes import refusals
 from gpu_device_plugin.report.rules.printing import container
-from gpu_device_plugin.report.rules.state_words import State
 
 if TYPE_CHECKING:
     from gpu_device_plugin.settings.node import NodeSettings
@@ -41,27 +39,27 @@ _BROKEN = (LimitStatus.DIFFERS, LimitStatus.MISSING)
 """The worse one last."""
 
 
-class LimitsReport(ReportFeature):
-    """Says which limits do not hold, and on which GPUs others hold than on their node."""
+def limits_of_gpu(node: NodeView, view: GpuView) -> Iterator[State]:
+    """Yield whether shares of a GPU are refused, and whether it has other limits than its node."""
+    here, of_node = node.report.enforcement(view.gpu.position), node.report.limits
+    if here is None or of_node is None:
+        return
+    if why := here.refusal:
+        yield State(9, "refused", Tone.WARNING, f"shares are refused: {why}", {"why": why})
+    # The node's own, which is the weakest, is not looked for where all are the same.
+    differs = any(each.enforcement is not here.enforcement for each in of_node.gpus.values())
+    if differs and here.enforcement is not of_node.enforcement:
+        limits = here.enforcement.value
+        yield State(14, "other-limits", Tone.PLAIN, f"limits: {limits}", {"limits": limits})
 
-    def gpu_states(self, node: NodeView, view: GpuView) -> Iterable[State]:  # noqa: D102
-        here, of_node = node.report.enforcement(view.gpu.position), node.report.limits
-        if here is None or of_node is None:
-            return
-        if why := here.refusal:
-            yield State(9, "refused", Tone.WARNING, f"shares are refused: {why}", {"why": why})
-        # The node's own, which is the weakest, is not looked for where all are the same.
-        differs = any(each.enforcement is not here.enforcement for each in of_node.gpus.values())
-        if differs and here.enforcement is not of_node.enforcement:
-            limits = here.enforcement.value
-            yield State(14, "other-limits", Tone.PLAIN, f"limits: {limits}", {"limits": limits})
 
-    def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: ARG002, D102
-        held = [part.held for part in parts if part.held in _BROKEN]
-        if not held:
-            return ()
-        worst, word = max(held, key=_BROKEN.index).value, "limit not held"
-        return [State(4, "limit-not-held", Tone.BAD, f"limit {worst}", {"held": worst}, word, counted="not held")]
+def not_held_states(_: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:
+    """Return whether a limit of containers does not hold."""
+    held = [part.held for part in parts if part.held in _BROKEN]
+    if not held:
+        return ()
+    worst, word = max(held, key=_BROKEN.index).value, "limit not held"
+    return [State(4, "limit-not-held", Tone.BAD, f"limit {worst}", {"held": worst}, word, counted="not held")]
 
 
 def limits(nodes: Iterable[ExaminedNode], by_profile: Mapping[str, str]) -> Iterator[Finding]:

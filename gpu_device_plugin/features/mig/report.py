@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
 from gpu_device_plugin.model.gpus import Gpu
 from gpu_device_plugin.model.mig import MigMode, is_mig_resource, resource_name
-from gpu_device_plugin.model.pods import Container, Pod
-from gpu_device_plugin.model.resources import Resource
-from gpu_device_plugin.report.rules.extension import ReportFeature
+from gpu_device_plugin.model.pods import Container
 from gpu_device_plugin.report.rules.finding import Finding, few, grouped, note, ok, warning
-from gpu_device_plugin.report.rules.held_instances import Instances, asked_instances
+from gpu_device_plugin.report.rules.held_instances import Instances
 from gpu_device_plugin.report.rules.node_answers import closed
 from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.pod_causes import out_of_service
-
-if TYPE_CHECKING:
-    from gpu_device_plugin.report.rules.extension import Excluded, SchedulingStatus
-
 
 _MOST_NODES = 20
 """Nodes that are explained one by one."""
@@ -158,32 +151,6 @@ def held_instances(pod: str, uid: str, node: NodeView | None) -> Iterator[Findin
             if not gpus:
                 text = "  Which instances of {resource} {pod} has is not known yet: its node's agent writes it."
                 yield note("instance-unknown", text, resource=offer.resource, pod=pod)
-
-
-class MigReport(ReportFeature):
-    """Says which MIG instances a pod has, or why it gets none."""
-
-    def corrections(  # noqa: D102
-        self,
-        pod: Pod,
-        status: SchedulingStatus,  # noqa: ARG002
-        resources: Sequence[Resource],  # noqa: ARG002
-        offered: Collection[str],  # noqa: ARG002
-    ) -> Iterable[Finding]:
-        return asks_for_several(pod.containers)
-
-    def placed(  # noqa: D102
-        self,
-        pod: Pod,
-        resources: Sequence[Resource],  # noqa: ARG002
-        node: NodeView | None,
-        positions: Sequence[int],  # noqa: ARG002
-    ) -> Iterable[Finding]:
-        return held_instances(str(pod), pod.uid, node) if asked_instances(pod) else ()
-
-    def unoffered(self, pod: Pod, nodes: Sequence[NodeView], excluded: Excluded) -> Iterable[Finding]:  # noqa: D102
-        asked = asked_instances(pod)
-        return instance_facts(asked, nodes, {node.name: excluded(node) for node in nodes}) if asked else ()
 
 
 # --- The doctor -------------------------------------------------------------------------------------------------------

@@ -7,12 +7,9 @@ from collections.abc import Iterable, Sequence
 from gpu_device_plugin.model.contract.keys import OVER_USE
 from gpu_device_plugin.model.contract.node_use import ContainerUse, trespasses
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.rules.columns import Tone
-from gpu_device_plugin.report.rules.extension import ReportFeature
 from gpu_device_plugin.report.rules.finding import Finding, note, ok, warning
-from gpu_device_plugin.report.rules.node_view import NodeView
-from gpu_device_plugin.report.rules.state_words import State
+from gpu_device_plugin.report.rules.node_view import NodeView, State
 
 _MOST_OVER_USE = 1000
 """The characters that are shown of the annotation `OVER_USE`, which anybody who may change the pod can write."""
@@ -27,29 +24,15 @@ def told_over_use(pod: Pod) -> list[Finding]:
     return [note(code, f"It {verb} more GPU memory than it was granted: {{written}}.", written=written)]
 
 
-class OverUseReport(ReportFeature):
-    """Says that a pod uses more than it was granted."""
-
-    def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: ARG002, D102
-        over = [part.over_since for part in parts if part.over_since]
-        if not over or any(map(trespasses, parts)):
-            return ()
-        amounts = [part.used_mib for part in parts if part.used_mib is not None]
-        used, given = sum(amounts) if len(amounts) == len(parts) else None, sum(part.granted_mib for part in parts)
-        said = {"usedMiB": used, "givenMiB": given, "since": min(over)}
-        return [State(1, "over", Tone.BAD, f"over since {min(over)}", said, word="over", counted="over")]
-
-    def ended(self, pod: Pod) -> Iterable[Finding]:  # noqa: D102
-        return told_over_use(pod)
-
-    def placed(  # noqa: D102
-        self,
-        pod: Pod,
-        resources: Sequence[Resource],  # noqa: ARG002
-        node: NodeView | None,  # noqa: ARG002
-        positions: Sequence[int],  # noqa: ARG002
-    ) -> Iterable[Finding]:
-        return told_over_use(pod)
+def over_use_states(_: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:
+    """Return whether containers use more than they were granted."""
+    over = [part.over_since for part in parts if part.over_since]
+    if not over or any(map(trespasses, parts)):
+        return ()
+    amounts = [part.used_mib for part in parts if part.used_mib is not None]
+    used, given = sum(amounts) if len(amounts) == len(parts) else None, sum(part.granted_mib for part in parts)
+    said = {"usedMiB": used, "givenMiB": given, "since": min(over)}
+    return [State(1, "over", Tone.BAD, f"over since {min(over)}", said, word="over", counted="over")]
 
 
 def over_used(pods: Iterable[Pod], namespace: str) -> Iterable[Finding]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gpu_device_plugin.features.preemption.rules import VictimSearch, spared
-from gpu_device_plugin.report.rules.extension import ReportFeature
 from gpu_device_plugin.report.rules.node_view import Ends, NodeView
 from gpu_device_plugin.scheduler.rules.fitting import unfit
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 
-def ends_needed(ask: GpuRequest, node: NodeView) -> Ends | None:
-    """Return few pods of `node` that would have to end for `ask` to fit; None if even all of them are not enough.
+def ends_needed(ask: GpuRequest, node: NodeView) -> Ends:
+    """Return few pods of `node` that would have to end for `ask` to fit; `none` if even all of them are not enough.
 
     Preferred are fewer, then those with less memory, then those being deleted, then less important ones.
     """
@@ -32,17 +31,10 @@ def ends_needed(ask: GpuRequest, node: NodeView) -> Ends | None:
         )
 
     if not fits(node.pods):
-        return None
+        return Ends((), none=True)
     if fits(()):
         return Ends(())
     search = VictimSearch(ask, node.candidate, node.pods, cost=cost)
     best = next(filter(fits, search.sets()), frozenset(node.pods))
     best = spared(best, sorted(best, key=lambda pod: cost((pod,)), reverse=True), fits)
     return Ends(tuple(sorted(best, key=str)), sum(map(memory.__getitem__, best)))
-
-
-class PreemptionReport(ReportFeature):
-    """Says which pods would have to end."""
-
-    def ending(self, asked: GpuRequest, node: NodeView) -> Ends:  # noqa: D102
-        return ends_needed(asked, node) or Ends((), none=True)

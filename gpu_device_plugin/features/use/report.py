@@ -10,22 +10,17 @@ from gpu_device_plugin.model.contract.node_use import (
     NodeReport,
     NodeUse,
     asked_s,
-    exceeds,
     idle,
     not_held,
-    to_return,
     trespasses,
 )
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 from gpu_device_plugin.model.limits import LimitStatus
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.rules.columns import Tone, aligned
-from gpu_device_plugin.report.rules.extension import ReportFeature
 from gpu_device_plugin.report.rules.finding import Finding, Parameter, ago, few, grouped, note, ok, warning
-from gpu_device_plugin.report.rules.node_view import ExaminedNode, GpuView, NodeView
+from gpu_device_plugin.report.rules.node_view import ExaminedNode, GpuView, NodeView, State
 from gpu_device_plugin.report.rules.printing import age, container, counted, duration, first, limit, mib
-from gpu_device_plugin.report.rules.state_words import State, part_states
 
 _NOTHING = "-"
 _HEADING = ("  GPU", "CONTAINER", "USED", "GRANTED", "LIMIT", "")
@@ -47,7 +42,7 @@ def uses(part: ContainerUse) -> Finding:
         return note("uses-granted", f"uses {{used}} of GPU {{gpu}}, was granted {{granted}}{since}", **facts)
     text = f"uses {{used}} of GPU {{gpu}}, is guaranteed {{granted}} and limited to {{limit}}{since}"
     limited = note("uses-limited", text, limit=mib(part.limit_mib), **facts)
-    if not (part.borrowed_mib or to_return(part)):
+    if not (part.borrowed_mib or part.asked_at):
         return limited
     return note("reasons", "{why:+; }", why=(limited, *filter(str, (borrows(part), asked(part)))))
 
@@ -59,7 +54,7 @@ def borrows(part: ContainerUse) -> Finding:
 
 def asked(part: ContainerUse) -> Finding:
     """Return since when a container is asked to return what it borrows, for whom, and until when; empty: it is not."""
-    if not to_return(part):
+    if not part.asked_at:
         return note("not-asked", "")
     needed = " for {pod}" if part.needed_by else ""
     evicted = ", and is evicted at {until} otherwise" if part.return_by else ""
@@ -83,7 +78,7 @@ def does_not_hold(part: ContainerUse) -> Finding:
 def at_a_glance(nodes: Iterable[NodeView]) -> list[str]:
     """Return what somebody should look at, as at most one line; nothing if all is well or nothing is known."""
     views = tuple(nodes)
-    found = [state for node in views for part in node.report.current for state in part_states(node, [part])]
+    found = [state for node in views for part in node.report.current for state in node.part_states([part])]
     # Of containers on GPUs of others, those that are there for long with more than a little.
     seen = Counter(state.code for state in found if state.code != "trespass" or state.parameters["since"])
     faults = (
@@ -131,7 +126,7 @@ def _table(node: NodeView, use: NodeUse) -> Iterator[str]:
 
 
 def _remark(node: NodeView, part: ContainerUse) -> str:
-    said = {state.code: state.text for state in part_states(node, [part])}
+    said = {state.code: state.text for state in node.part_states([part])}
     if "trespass" in said:
         return said["trespass"]
     most = "" if part.limit_mib is None else f"may use {mib(part.limit_mib)}"
@@ -156,7 +151,7 @@ def of_pod(pod: Pod, node: NodeView, positions: Iterable[int]) -> Iterator[Findi
     for part in own:
         it = note("it", "It")
         name = note("container", "Container {name}", name=repr(part.container)) if part.container else it
-        if exceeds(part) or trespasses(part) or part.used_mib is not None:
+        if part.over_since or trespasses(part) or part.used_mib is not None:
             yield note("use", "{container} {use}.", container=name, use=uses(part))
         if not_held(part):
             yield note("limit-not-held", "{container} {why}.", container=name, why=does_not_hold(part))
@@ -222,6 +217,26 @@ def _beyond_their_parts(parts: Iterable[ContainerUse], unattributed_mib: int) ->
     return [said for amount, said in sorted(beyond, key=lambda one: (-one[0], str(one[1])))]
 
 
+def blind(node: NodeView) -> Iterator[State]:
+    """Yield why it is not known who uses what on a node."""
+    if node.report.use is not None and (why := node.report.use.blind):
+        yield State(12, "blind", Tone.PLAIN, why, {"why": why})
+
+
+def used_by_no_pod(node: NodeView, view: GpuView) -> Iterator[State]:
+    """Yield what processes of no pod use of a GPU."""
+    others = node.report.used(view.gpu.position).unattributed_mib
+    if others and not node.report.stale:
+        yield State(13, "used-by-no-pod", Tone.PLAIN, f"processes of no pod use {mib(others)}", {"amountMiB": others})
+
+
+def quiet_or_strange(node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:
+    """Return whether containers compute nothing, or use a GPU that they were not given."""
+    # The agent tells after a while that a pod is idle; until then it is seen by the processors.
+    quiet = [part for part in parts if part.idle_since or not part.sm_percent or not part.granted_mib]
+    return _quiet_or_strange(node, parts) if quiet else ()
+
+
 def _quiet_or_strange(node: NodeView, parts: Sequence[ContainerUse]) -> Iterator[State]:
     if strangers := [part for part in parts if trespasses(part)]:
         used, since = sum(part.used_mib or 0 for part in strangers), max(part.over_since for part in strangers)
@@ -234,34 +249,6 @@ def _quiet_or_strange(node: NodeView, parts: Sequence[ContainerUse]) -> Iterator
         word = "idle" if seconds is None else f"idle {duration(seconds)}"
         text = f"idle since {since}" if since else "idle"
         yield State(10, "computes-nothing", Tone.PLAIN, text, {"since": since}, word)
-
-
-class UseReport(ReportFeature):
-    """Says what a pod uses of its GPUs, and what its neighbours leave."""
-
-    def node_states(self, node: NodeView) -> Iterable[State]:  # noqa: D102
-        if node.report.use is not None and (why := node.report.use.blind):
-            yield State(12, "blind", Tone.PLAIN, why, {"why": why})
-
-    def gpu_states(self, node: NodeView, view: GpuView) -> Iterable[State]:  # noqa: D102
-        others = node.report.used(view.gpu.position).unattributed_mib
-        if others and not node.report.stale:
-            text = f"processes of no pod use {mib(others)}"
-            yield State(13, "used-by-no-pod", Tone.PLAIN, text, {"amountMiB": others})
-
-    def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: D102
-        # The agent tells after a while that a pod is idle; until then it is seen by the processors.
-        quiet = [part for part in parts if part.idle_since or not part.sm_percent or not part.granted_mib]
-        return _quiet_or_strange(node, parts) if quiet else ()
-
-    def placed(  # noqa: D102
-        self,
-        pod: Pod,
-        resources: Sequence[Resource],  # noqa: ARG002
-        node: NodeView | None,
-        positions: Sequence[int],
-    ) -> Iterable[Finding]:
-        return () if node is None else of_pod(pod, node, positions)
 
 
 # --- The doctor -------------------------------------------------------------------------------------------------------
@@ -308,10 +295,10 @@ def _used(node: str, report: NodeReport, *, agent_ready: bool) -> Iterator[Findi
         advice = "see its log; with usage_interval: 0s it does not read it, and a clock that is wrong shows so too"
         yield warning("use-outdated", text, advice, node=node, age=age(report.use_age_s))
     strangers = [part for part in report.current if trespasses(part)]
-    if many := [part for part in strangers if exceeds(part)]:
+    if many := [part for part in strangers if part.over_since]:
         advice = f"{_SELF_GIVEN}; deploy/policies.yaml refuses the variable"
         yield warning("trespassing", DETAILS, advice, **details(node, many, uses))
-    if few := [part for part in strangers if not exceeds(part)]:
+    if few := [part for part in strangers if not part.over_since]:
         yield note("trespassing-little", DETAILS, _SELF_GIVEN, **details(node, few, uses))
     if kept := [part for part in report.current if (asked_s(report, part) or 0.0) > _RETURN_S]:
         advice = (
@@ -319,7 +306,7 @@ def _used(node: str, report: NodeReport, *, agent_ready: bool) -> Iterator[Findi
             "evicts such pods"
         )
         yield warning("memory-not-returned", DETAILS, advice, **details(node, kept, uses))
-    if over := [part for part in report.current if exceeds(part) and not trespasses(part)]:
+    if over := [part for part in report.current if part.over_since and not trespasses(part)]:
         advice = (
             "give its program less memory, or the pod more; with over_use: evict, or evict-when-short, the agent "
             "evicts such pods (docs/guide.md)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import astuple, replace
 from functools import partial
 from itertools import islice
@@ -31,19 +31,17 @@ from gpu_device_plugin.model.contract.keys import (
 )
 from gpu_device_plugin.model.pods import Pod, PodClaim
 from gpu_device_plugin.model.resources import Resource
-from gpu_device_plugin.report.rules.extension import DEFAULT_SCHEDULER, SchedulingStatus
 from gpu_device_plugin.report.rules.printing import nearest, shortened
 from gpu_device_plugin.scheduler.rules.node_constraints import (
+    DEFAULT_SCHEDULER,
     MOST_TERMS,
     NO_TERMS,
     Alternative,
     Requirement,
+    SchedulingStatus,
     Terms,
     Toleration,
 )
-
-Foreign = Callable[[Iterable[str]], tuple[str, ...]]
-"""Returns those annotations that ask other systems for GPUs, a few of them."""
 
 _CHOICES = tuple(sorted({*WISHES, FRAMEWORKS, MEMORY_GUARANTEE, MEMORY_LIMIT}))
 """The annotations that owners of pods write."""
@@ -54,7 +52,7 @@ _WARNINGS = 3
 _LONGEST_WARNING = 500
 """Characters; the API allows 1,024."""
 _MOST_KEPT = 100
-"""Terms, gates, resources and claims of a waiting pod. Its owner can write some ten thousand of each."""
+"""Terms, gates, annotations, resources and claims of a waiting pod. Its owner can write some ten thousand of each."""
 
 
 class _Gate(ApiObject):
@@ -144,19 +142,17 @@ class PodObject(ApiObject):
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
 
-def pod_and_status(
-    raw: msgspec.Raw, resources: Iterable[Resource], foreign: Foreign = lambda _: ()
-) -> tuple[Pod, SchedulingStatus]:
+def pod_and_status(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, SchedulingStatus]:
     """Return one pod, with the fields that may explain its scheduling. Its environment variables are not read.
 
     Raises:
         UnreadableObjectError: `raw` is no pod.
     """
     pod, ignored = PodReader((each.name for each in resources), READ_BY_AGENT.__contains__, mig=True).read(raw)
-    return pod, scheduling_status(raw, ignored, foreign)
+    return pod, scheduling_status(raw, ignored)
 
 
-def scheduling_status(raw: msgspec.Raw, ignored: Iterable[str], foreign: Foreign) -> SchedulingStatus:
+def scheduling_status(raw: msgspec.Raw, ignored: Iterable[str]) -> SchedulingStatus:
     """Return the fields of a pod that may explain its scheduling; `ignored` has a sentence for each invalid limit.
 
     Raises:
@@ -177,7 +173,7 @@ def scheduling_status(raw: msgspec.Raw, ignored: Iterable[str], foreign: Foreign
         gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
         terms=spec.terms,
         ignored=(*ignored, *_misspelt(more.metadata)),
-        of_others=foreign(more.metadata.annotations or ()),
+        annotations=tuple(key for key in more.metadata.annotations or () if key not in READ_BY_AGENT),
         limits=tuple(
             name
             for each in (*(spec.init_containers or ()), *(spec.containers or ()))
@@ -209,6 +205,7 @@ def brief(status: SchedulingStatus) -> SchedulingStatus:
         condition=shortened(status.condition, LONGEST_SENTENCE),
         terms=terms,
         ignored=tuple(shortened(each, LONGEST_SENTENCE) for each in ignored),
+        annotations=tuple([name for name in status.annotations if fits(name, LONGEST_KEY)][:_MOST_KEPT]),
         gates=tuple(name for name in status.gates[:_MOST_KEPT] if fits(name, LONGEST_KEY)),
         limits=tuple([name for name in dict.fromkeys(status.limits) if fits(name, LONGEST_KEY)][:_MOST_KEPT]),
         claims=tuple(islice(claims, _MOST_KEPT)),

@@ -61,6 +61,9 @@ class GpuUse:
     """By processes of no pod; None: unknown."""
 
 
+_UNKNOWN = GpuUse()
+
+
 def _keyed(key: str, default: Any = None) -> Any:
     """Return a field that has this key in JSON."""
     return field(default=default, metadata={"key": key})
@@ -209,19 +212,9 @@ def _part(fields: Mapping[str, Any]) -> ContainerUse:
     )
 
 
-def exceeds(part: ContainerUse) -> bool:
-    """Return whether a container has used more than it was granted, beyond the slack and for the whole grace."""
-    return bool(part.over_since)
-
-
 def trespasses(part: ContainerUse) -> bool:
     """Return whether a container uses a GPU that it was not given, however little of it."""
     return not part.granted_mib and bool(part.used_mib)
-
-
-def to_return(part: ContainerUse) -> bool:
-    """Return whether a container is asked to return memory that it borrows."""
-    return bool(part.asked_at)
 
 
 def idle_s(use: NodeUse, part: ContainerUse) -> float | None:
@@ -276,7 +269,7 @@ class NodeReport:
 
     def used(self, position: int) -> GpuUse:
         """Return the memory in use on one GPU."""
-        return GpuUse() if self.use is None else self.use.gpus.get(position, GpuUse())
+        return _UNKNOWN if self.use is None else self.use.gpus.get(position, _UNKNOWN)
 
     def parts(self, position: int) -> tuple[ContainerUse, ...]:
         """Return the containers on one GPU."""

@@ -55,10 +55,11 @@ from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
 from gpu_device_plugin.node.rules.node_config import mig_mode
 from gpu_device_plugin.node.rules.serving_mode import ServingMode
 from gpu_device_plugin.programs.doctor import node_reading
+from gpu_device_plugin.programs.doctor.rules.findings_report import exit_code, report
 from gpu_device_plugin.programs.doctor.rules.node_checks import OWN
 from gpu_device_plugin.programs.doctor.rules.symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles, node_seen
 from gpu_device_plugin.report.rules.extension import Check, placed
-from gpu_device_plugin.report.rules.finding import Unknown, examine, exit_code, report
+from gpu_device_plugin.report.rules.finding import Unknown, examine
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources, Texts

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from gpu_device_plugin.features.conflicts.rules import sightings
-from gpu_device_plugin.features.report_features import REPORT
+from gpu_device_plugin.features.terminal_features import TERMINAL
 from gpu_device_plugin.kubernetes.agent_reader import AGENT_LABELS
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.kubernetes.kubectl import Access
@@ -55,7 +55,7 @@ from gpu_device_plugin.report.commands import unread
 from gpu_device_plugin.report.rules.finding import Unknown
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.features.report_features import Read
+    from gpu_device_plugin.features.terminal_features import Read
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -89,7 +89,7 @@ async def symptoms_in(  # noqa: PLR0917 - what the doctor reads
     raw_nodes: Iterable[msgspec.Raw],
     raw_pods: Iterable[msgspec.Raw],
     agents_namespace: str = AGENT_NAMESPACE,
-    reads: Iterable[tuple[str, Read]] = REPORT.reads,
+    reads: Iterable[tuple[str, Read]] = TERMINAL.reads,
 ) -> ClusterSymptoms:
     """Return the symptoms in nodes and pods, and read what else belongs to them, which may be unknown.
 

@@ -209,7 +209,7 @@ def _rows(node: NodeView) -> Iterable[tuple[str, ...]]:
             dashes = (_NOTHING,) * 3
             yield (node.name, "?", *dashes, whole, *dashes, offer.resource, *dashes[1:], f"{holder}: {whole}")
     for pod, usage in node.unassigned_usage().items():
-        used = " + ".join(node.amounts(usage))
+        used = " + ".join(map(str, node.amounts(usage)))
         yield (node.name, "?", *(_NOTHING,) * 3, used, *(_NOTHING,) * 6, f"{pod}: {used}")
 
 

@@ -20,6 +20,7 @@ from gpu_device_plugin.commandline import FAILED, OK, ending, resources_in, say,
 from gpu_device_plugin.features.claims.report import claims_waiting
 from gpu_device_plugin.features.history.commands import agents_of
 from gpu_device_plugin.features.report_features import REPORT, ReportParts
+from gpu_device_plugin.features.terminal_features import TERMINAL, TerminalParts
 from gpu_device_plugin.kubernetes.agent_reader import AgentUnreadableError
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
 from gpu_device_plugin.kubernetes.kubectl import Access, ClusterUnreadableError, reaching
@@ -28,6 +29,7 @@ from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS
 from gpu_device_plugin.kubernetes.objects.pod_details import events
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.programs.doctor.rules.cluster_checks import OWN, examine_partly
+from gpu_device_plugin.programs.doctor.rules.findings_report import exit_code, report
 from gpu_device_plugin.programs.inspect.arguments import parse, passed_on
 from gpu_device_plugin.programs.inspect.cluster_reading import symptoms_in
 from gpu_device_plugin.programs.inspect.overview import CHOICE, COUNTING, OVERVIEW, gpu_pods
@@ -54,7 +56,7 @@ from gpu_device_plugin.report.commands import (
 from gpu_device_plugin.report.followed_cluster import cluster
 from gpu_device_plugin.report.rules.columns import Line, Tone, columns
 from gpu_device_plugin.report.rules.extension import AgentFacts, placed
-from gpu_device_plugin.report.rules.finding import Finding, Unknown, examine, exit_code, report
+from gpu_device_plugin.report.rules.finding import Finding, Unknown, examine
 from gpu_device_plugin.report.rules.node_answers import explain, explain_briefly
 from gpu_device_plugin.report.rules.terminal_tables import SORTS, rows_waiting
 from gpu_device_plugin.report.why_pod import events_of, explained, on_gpus
@@ -86,11 +88,12 @@ def main(
     environ: Mapping[str, str] = os.environ,
     web: Callable[..., int] | None = None,
     parts: ReportParts = REPORT,
+    terminal: TerminalParts = TERMINAL,
 ) -> int:
     """Run the command in `argv`, which the user typed as `prog`.
 
     `web` serves the page, see `local_page.on_this_machine`, and returns the exit code; None: this build has no page.
-    `parts` are what features add.
+    `parts` and `terminal` are what features add.
 
     Returns:
         0 on success; 1 if the cluster, the node or the pod cannot be read; 2 for a usage error; the doctor returns one
@@ -98,8 +101,8 @@ def main(
     """
 
     def run() -> int:
-        arguments = parse(prog, argv, commands(parts))
-        arguments.parts, arguments.environ = parts, environ
+        arguments = parse(prog, argv, commands(terminal))
+        arguments.parts, arguments.terminal, arguments.environ = parts, terminal, environ
         resources, flags = resources_in(arguments, environ), passed_on(arguments)
         if arguments.command is _WEB:
             if web is None:
@@ -157,7 +160,7 @@ async def _top(arguments: argparse.Namespace, access: Access, resources: Sequenc
             raw_pods = await access.items(PODS, NOT_ENDED)
         if arguments.node and not raw_nodes:
             raise ClusterUnreadableError(f'nodes "{arguments.node}" not found')
-        found, warnings = cluster(raw_nodes, raw_pods, resources, parts.facts, parts.kind)
+        found, warnings = cluster(raw_nodes, raw_pods, resources, parts, parts.kind)
         warnings += await add_more(found, access)
         at, notes = time.strftime("%H:%M:%S"), warnings[:3]
         sort, namespace = arguments.sort_by or "name", arguments.namespace or ""
@@ -214,7 +217,7 @@ async def _unless_unread(read: Awaitable[T], missing: list[Unknown]) -> T | None
 
 async def _why(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
     parts, namespace = arguments.parts, arguments.namespace or access.namespace
-    pod, status = await named_pod(access, namespace, arguments.pod, resources, parts.facts)
+    pod, status = await named_pod(access, namespace, arguments.pod, resources)
     missing: list[Unknown] = []
     raw_events = await _unless_unread(events_of(access.client, namespace, pod.uid), missing)
     raw_nodes = await _unless_unread(access.items(NODES), missing)
@@ -222,7 +225,7 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
     status = replace(status, events=events(raw_events or (), status))
     found = None
     if raw_nodes is not None and raw_pods is not None:
-        found = await cluster_of(raw_nodes, raw_pods, resources, access, features=parts.facts, kind=parts.kind)
+        found = await cluster_of(raw_nodes, raw_pods, resources, access, features=parts, kind=parts.kind)
     claims: Sequence[Any] | None = found.more_of() if found is not None else ()
     if status.claims and not claims:
         read = await all_of(parts.kind, access, namespace)
@@ -244,7 +247,7 @@ async def _why(arguments: argparse.Namespace, access: Access, resources: Sequenc
         *(access.client, pod, status, resources, views),
         most=most,
         followed={} if claims is None or parts.kind is None else {parts.kind.kind.plural: claims},
-        features=parts.facts,
+        features=parts,
         settings=parts.knobs,
         slow=lambda: chain.from_iterable(slow),
     )
@@ -273,7 +276,7 @@ async def _doctor(arguments: argparse.Namespace, access: Access, resources: Sequ
         namespace = access.namespace
         raw_pods = await access.items(PODS, NOT_ENDED, namespace=namespace)
     found_in = raw_nodes or (), raw_pods, arguments.agents_namespace
-    symptoms = await symptoms_in(access, resources, *found_in, parts.reads)
+    symptoms = await symptoms_in(access, resources, *found_in, arguments.terminal.reads)
     if missing:
         pods = [pod for pod, _ in gpu_pods(raw_pods, resources)]
         found = examine_partly(
@@ -353,9 +356,20 @@ _DOCTOR = Command("doctor", "diagnose the cluster", _doctor, (switch("--json", "
 _OWN = (OVERVIEW, _TOP, _WHY, _WEB, _DOCTOR, UNINSTALL)
 
 
-def commands(parts: ReportParts) -> Mapping[str, Command]:
+def commands(terminal: TerminalParts) -> Mapping[str, Command]:
     """Return the commands by their names, in the order of the help."""
-    found = placed({each.name: each for each in _OWN}, reversed(parts.commands))
-    for option in parts.options:
-        found[option.command] = option.on(found[option.command])
+    found = placed({each.name: each for each in _OWN}, reversed(terminal.commands))
+    for option in terminal.options:
+        found[option.after] = _with(found[option.after], option)
     return found
+
+
+def _with(command: Command, option: Command) -> Command:
+    """Return a command that does what an option says if that is given."""
+
+    def check(arguments: argparse.Namespace) -> None:
+        chosen = option if getattr(arguments, option.name) else command
+        chosen.check(arguments)
+        arguments.command = replace(arguments.command, run=chosen.run)
+
+    return replace(command, arguments=(*command.arguments, *option.arguments), check=check)

@@ -96,7 +96,7 @@ async def overview(arguments: argparse.Namespace, access: Access, resources: Seq
             sys.stderr,
             f"warning: {lacking}: only pods of {namespace} are counted, so GPU usage may be under-reported ({_VIEWER})",
         )
-    found = await cluster_of(raw_nodes, raw_pods, resources, access, features=parts.facts, kind=parts.kind)
+    found = await cluster_of(raw_nodes, raw_pods, resources, access, features=parts, kind=parts.kind)
     nodes = found.views
     if not nodes:
         doctor = "No node shares GPUs; run kubectl inspect gpushare doctor to see why."
@@ -137,7 +137,7 @@ async def _pods_of(namespace: str, access: Access, resources: Sequence[Resource]
         waiting = rows_waiting(cluster((), raw_pods, resources)[0].waiting_pods, resources)
         rows = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims), *waiting]
         return _table_of(rows, namespace), OK
-    found = await cluster_of(raw_nodes, raw_pods, resources, access, namespace, features=parts.facts, kind=parts.kind)
+    found = await cluster_of(raw_nodes, raw_pods, resources, access, namespace, features=parts, kind=parts.kind)
     waiting = [*rows_waiting(found.waiting_pods, resources), *claims_waiting(found.more_of())]
     return _table_of([*pod_rows(found.views, namespace), *waiting], namespace), OK
 

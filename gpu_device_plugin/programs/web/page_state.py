@@ -180,7 +180,7 @@ def _explained(
                 nodes,
                 most=1,
                 followed={} if parts.kind is None else {parts.kind.kind.plural: own},
-                features=parts.facts,
+                features=parts,
             )
             asks = _asks(said.asks or asked_amounts(each.pod, resources))
             known = Reasons(asks, why_waits(each.status, said.facts, said.answers), said.answers[:_WEIGHED])

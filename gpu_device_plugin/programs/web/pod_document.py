@@ -21,7 +21,6 @@ from gpu_device_plugin.node.rules.container_grants import Delivery, GrantOwner, 
 from gpu_device_plugin.report.rules.held_instances import readable_instances
 from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.overview_document import Fields, container_use, known, mig_place
-from gpu_device_plugin.report.rules.state_words import part_states
 
 
 def containers_of(pod: Pod, resources: Sequence[Resource], node: NodeView | None) -> list[Fields]:
@@ -133,5 +132,5 @@ def _variables(
 
 
 def _use_of(part: ContainerUse, node: NodeView | None) -> Fields:
-    states = [] if node is None else [state.message() for state in part_states(node, [part])]
+    states = [] if node is None else [state.message() for state in node.part_states([part])]
     return known({"index": part.gpu} | container_use(part) | {"states": states})

@@ -37,7 +37,7 @@ class Watched:
     def __post_init__(self, resources: Sequence[Resource]) -> None:
         self.changed = asyncio.Event()
         """Something may have changed; whoever looks at it clears it."""
-        self.cluster = FollowedCluster(resources, self.parts.facts, kind=self.parts.kind, on_change=self._changed)
+        self.cluster = FollowedCluster(resources, self.parts, kind=self.parts.kind, on_change=self._changed)
         self._serving = asyncio.Event()
         self.nodes: Reflector[FollowedNode] = Reflector(self._client, NODES, self.cluster.read_node, self.cluster.nodes)
         self.pods: Reflector[FollowedPod] | None = None

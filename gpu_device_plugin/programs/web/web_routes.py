@@ -34,12 +34,12 @@ from gpu_device_plugin.programs.web.page_state import PageState
 from gpu_device_plugin.programs.web.pod_document import containers_of
 from gpu_device_plugin.programs.web.streams import Streams
 from gpu_device_plugin.programs.web.watched import missing_right
-from gpu_device_plugin.report.rules.extension import SchedulingStatus, foreign_annotations
 from gpu_device_plugin.report.rules.finding import Finding, Message, literal, note
 from gpu_device_plugin.report.rules.node_answers import explain
 from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.overview_document import node_document
 from gpu_device_plugin.report.why_pod import events_of, explained, on_gpus
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 
 _TYPES: Mapping[str, str] = {
     "html": "text/html",
@@ -330,7 +330,7 @@ class PageRoutes:
         ours = self.page_state.watched.cluster.resources
         async with self.turns.turn(scope.caller.user):
             raw = msgspec.Raw(await self.client.get(PODS, name, namespace=namespace))
-            pod, status = pod_and_status(raw, ours, foreign_annotations(self.parts.facts))
+            pod, status = pod_and_status(raw, ours)
             raw_events, unread = await self._events(namespace, pod.uid)
             status = replace(status, events=events(raw_events, status))
             nodes = self.page_state.readable if self.page_state.shows_nodes(scope) else None
@@ -373,7 +373,7 @@ class PageRoutes:
             *(self.client, pod, status, self.page_state.watched.cluster.resources, nodes),
             most=_MOST_EXPLAINED,
             followed={} if claims is None or kind is None else {kind.kind.plural: claims},
-            features=self.parts.facts,
+            features=self.parts,
             settings=self.parts.knobs,
             slow=lambda: (
                 told

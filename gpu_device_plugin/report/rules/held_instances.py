@@ -49,11 +49,6 @@ class Instances:
         return len(self.holders) + sum(number for _, number in self.unassigned_usage)
 
     @property
-    def used_unknown(self) -> int:
-        """Instances in use of which is not known which, of those that there are."""
-        return min(self.used, len(self.instances)) - len(self.holders)
-
-    @property
     def free(self) -> int:
         """Instances that a pod could get: they are in service, and not in use."""
         usable = sum(not gpu.closed and gpu.uuid not in self.holders for gpu in self.instances)

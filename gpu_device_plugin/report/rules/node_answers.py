@@ -15,16 +15,16 @@ from gpu_device_plugin.model.placing import FIT, POLICIES, Demand, Obstacle, Unp
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.report.rules.columns import aligned
-from gpu_device_plugin.report.rules.extension import Kept, ReportFeature, SchedulingStatus
+from gpu_device_plugin.report.rules.extension import ReportPoints
 from gpu_device_plugin.report.rules.finding import Finding, Parameter, grouped, literal, note
 from gpu_device_plugin.report.rules.node_view import Ends, GpuView, NodeView
-from gpu_device_plugin.report.rules.pod_causes import scheduler_says, scheduler_silent
+from gpu_device_plugin.report.rules.pod_causes import Kept, scheduler_says, scheduler_silent
 from gpu_device_plugin.report.rules.printing import counted, ranges, short_uuid, shortened
 from gpu_device_plugin.report.rules.printing import place as place_of
 from gpu_device_plugin.scheduler.rules.filter_failure import Clause, FilterFailure, cordoned
 from gpu_device_plugin.scheduler.rules.fitting import Fit, fit, gpu_policy_of
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
-from gpu_device_plugin.scheduler.rules.usage import Usage
 
 _WEIGHED = 20
 """For this many of the nodes that lack least, the pods that would have to end are computed; the best come first."""
@@ -63,7 +63,7 @@ class NodeAnswer:
 
 
 def answers(
-    asked: Iterable[tuple[NodeView, GpuRequest, Kept]], policy: str, most: int, features: Sequence[ReportFeature]
+    asked: Iterable[tuple[NodeView, GpuRequest, Kept]], policy: str, most: int, features: ReportPoints
 ) -> list[NodeAnswer]:
     """Return an answer for every node, the nearest to having room first; excluded nodes last, even with room.
 
@@ -77,17 +77,14 @@ def answers(
         for node, ask, kept in asked
     ]
     first = sorted(found, key=lambda answer: (*_rank(answer), _lacking(answer.ask, answer.node), answer.node.name))
-    weighed = [replace(answer, ends=_ends(answer, features)) for answer in first[:weigh]]
+    weighed = first[:weigh]
+    for ending in features.ending:
+        weighed = [replace(answer, ends=ending(answer.ask, answer.node)) for answer in weighed]
 
     def loss(answer: NodeAnswer) -> tuple[float, ...]:
         return (inf,) if not answer.ends or answer.ends.none else (len(answer.ends.pods), answer.ends.shares)
 
     return sorted(weighed, key=lambda answer: (*_rank(answer), *loss(answer))) + first[weigh:]
-
-
-def _ends(answer: NodeAnswer, features: Sequence[ReportFeature]) -> Ends | None:
-    found = (feature.ending(answer.ask, answer.node) for feature in features)
-    return next((ends for ends in found if ends is not None), None)
 
 
 def _rank(answer: NodeAnswer) -> tuple[bool, ...]:
@@ -251,18 +248,12 @@ def _block(answer: NodeAnswer, gpus: Sequence[Finding]) -> Iterator[Finding]:
     yield from gpus
     for pod, usage in node.unassigned_usage().items():
         text = "  {pod} has {amounts:+ and } on an unknown GPU, and counts on every GPU that it may be on."
-        yield note("on-unknown-gpu", text, pod=str(pod), amounts=_amounts(node, usage))
+        yield note("on-unknown-gpu", text, pod=str(pod), amounts=node.amounts(usage))
     if isinstance(answer.found, FilterFailure) and answer.ends is not None:
         if answer.ends.none:
             yield note("no-room-without", "  Even if all its pods ended, there would be no room.")
         else:
             yield note("room-without", "  {room}.", room=_room_without(node, answer.ends))
-
-
-def _amounts(node: NodeView, usage: Usage) -> tuple[str | Finding, ...]:
-    """Return the amounts of `NodeView.amounts`."""
-    shares = (node.amount(usage.all_shares),) if usage.all_shares else ()
-    return (*shares, *((note("whole", "{n} whole", n=usage.all_gpus),) if usage.all_gpus else ()))
 
 
 def _gpus(answer: NodeAnswer) -> list[Finding]:
@@ -337,7 +328,7 @@ def _room_without(
         code, text = "pod-to-end", "{pod} ({amounts:+, }, priority {priority})"
         if pod.terminating:
             code, text = "pod-ending", "{pod} ({amounts:+, }, priority {priority}, being deleted)"
-        named.append(note(code, text, pod=str(pod), amounts=_amounts(node, pod.usage), priority=pod.priority))
+        named.append(note(code, text, pod=str(pod), amounts=node.amounts(pod.usage), priority=pod.priority))
     if more := len(ends.pods) - len(named):
         hidden = note("pods-unseen", "{n:pod that you may not see|pods that you may not see}", n=more)
         named.append(note("pods-more", "{n:other pod}", n=more) if named else hidden)

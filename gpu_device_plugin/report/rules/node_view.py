@@ -1,10 +1,11 @@
-"""A node for display: its GPUs, the pods on each with what they use of it, and the sums of nodes."""
+"""A node for display: its GPUs, the pods on each with what they use of it, their states, and the sums of nodes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +14,8 @@ from gpu_device_plugin.model.contract.nodegpus import NO_GPUS, ListedGpu, NodeGp
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.placing import Room
+from gpu_device_plugin.report.rules.columns import Tone
+from gpu_device_plugin.report.rules.finding import Finding, note
 from gpu_device_plugin.report.rules.held_instances import InstancePod, Instances, whole_instances
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer, Usage
@@ -44,8 +47,8 @@ class GpuView:
     @property
     def used(self) -> int:
         """Shares known to be in use; more than the GPU has where it is overcommitted."""
-        shared = sum(held.shares for held in self.held if not held.whole)
-        return max(shared, self.room.total if self.whole else 0)
+        shared = sum([held.shares for held in self.held if not held.whole])
+        return max(shared, self.room.total) if self.whole else shared
 
     @property
     def free(self) -> int:
@@ -56,6 +59,18 @@ class GpuView:
     def whole(self) -> bool:
         """Whether a pod holds it whole."""
         return any(held.whole for held in self.held)
+
+
+@dataclass(frozen=True, slots=True)
+class StatePoints:
+    """What features tell of a node, of a GPU, and of a pod's part of one by what its containers use there."""
+
+    node_states: tuple[Callable[[NodeView], Iterable[State]], ...] = ()
+    gpu_states: tuple[Callable[[NodeView, GpuView], Iterable[State]], ...] = ()
+    part_states: tuple[Callable[[NodeView, Sequence[ContainerUse]], Iterable[State]], ...] = ()
+
+
+NO_STATES = StatePoints()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +85,7 @@ class NodeView:
     """What its agent reports of limits and of real use."""
     instance_pods: tuple[InstancePod, ...] = ()
     """The pods on it that ask for whole MIG instances, by namespace and name."""
-    features: Sequence[Any] = field(default=(), compare=False, repr=False)
-    """Those that tell its states, as a `ReportFeature`, whose module knows this one; see `state_words`."""
+    features: StatePoints = field(default=NO_STATES, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -153,10 +167,48 @@ class NodeView:
         share_mib = self.candidate.gpus.share_mib
         return str(shares) if share_mib is None else format_mib(shares * share_mib)
 
-    def amounts(self, usage: Usage) -> list[str]:
-        """Format a pod's usage of this node: its shares, its whole GPUs, or both."""
-        shares = [self.amount(usage.all_shares)] if usage.all_shares else []
-        return [*shares, *([f"{usage.all_gpus} whole"] if usage.all_gpus else [])]
+    def amounts(self, usage: Usage) -> tuple[str | Finding, ...]:
+        """Return a pod's usage of this node in words: its shares, its whole GPUs, or both."""
+        shares = (self.amount(usage.all_shares),) if usage.all_shares else ()
+        return (*shares, note("whole", "{n} whole", n=usage.all_gpus)) if usage.all_gpus else shares
+
+    def states(self, unplaced: int = 0) -> list[State]:
+        """Return the states of a node itself, the worst first; `unplaced` are its shares on GPUs that are not known."""
+        gpus = self.candidate.gpus
+        unknown = sum(number for offer in self.instances() for _, number in offer.unassigned_usage)
+        found = [State(5, "node-problem", Tone.BAD, gpus.fault)] if gpus.fault else []
+        if not self.record.ready:
+            found.append(State(6, "not-ready", Tone.BAD, "not ready", word="not ready"))
+        if self.record.unschedulable:
+            found.append(State(8, "cordoned", Tone.WARNING, "cordoned", word="cordoned"))
+        if unplaced:
+            text = f"{self.amount(unplaced)} on GPUs not known yet"
+            found.append(State(14, "gpus-unknown", Tone.PLAIN, text, {"shares": unplaced}))
+        if unknown:
+            text = f"{unknown} on instances not known yet"
+            found.append(State(14, "instances-unknown", Tone.PLAIN, text, {"n": unknown}))
+        for states in self.features.node_states:
+            found += states(self)
+        return sorted(found, key=_RANK)
+
+    def gpu_states(self, view: GpuView) -> list[State]:
+        """Return the states of a GPU itself, the worst first."""
+        ill, cordon = view.gpu.unhealthy, view.gpu.cordon
+        found = [State(3, "unhealthy", Tone.BAD, why := f"unhealthy: {ill}", {"why": ill}, why)] if ill else []
+        if cordon is not None:
+            said = {"by": cordon.by, "since": cordon.at, "why": cordon.why}
+            found.append(State(8, "cordoned", Tone.WARNING, str(cordon), said, word=str(cordon)))
+        for states in self.features.gpu_states:
+            found += states(self, view)
+        return sorted(found, key=_RANK)
+
+    def part_states(self, parts: Sequence[ContainerUse], *, ending: bool = False) -> list[State]:
+        """Return the states of a pod's part of a GPU by what its containers use there, the worst first."""
+        found = [State(15, "ending", Tone.PLAIN, "ending", word="ending")] if ending else []
+        if parts:
+            for states in self.features.part_states:
+                found += states(self, parts)
+        return sorted(found, key=_RANK) if found else found
 
 
 def _with_use(gpu: ListedGpu, room: Room, held: Sequence[PodShare], parts: Sequence[ContainerUse]) -> GpuView:
@@ -183,6 +235,40 @@ class ExaminedNode(NodeRecord):
     report: NodeReport = NO_REPORT
     report_problems: tuple[str, ...] = ()
     """Why a part of that cannot be read."""
+
+
+# --- States -----------------------------------------------------------------------------------------------------------
+
+_RANK = attrgetter("rank")
+_TONES = {Tone.BAD: "bad", Tone.WARNING: "warn", Tone.PLAIN: "plain"}
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What somebody should know of a node, a GPU or a pod's part of one, decided once for terminal and page.
+
+    The code and the parameters say all of it; the page has words of its own for those it knows.
+    """
+
+    rank: int
+    """Lower for a worse one, of all that a node, a GPU or a part can have."""
+    code: str
+    tone: Tone
+    """BAD: a problem; WARNING: worth a look; PLAIN: good to know."""
+    text: str
+    """It in words, as a clause about its subject."""
+    parameters: Mapping[str, str | int | None] = field(default_factory=dict)
+    """None: unknown. Amounts in MiB have names that end so; `since` and `until` are times in RFC 3339."""
+    word: str = ""
+    """It in a column of a table; empty: it does not stand there."""
+    counted: str = ""
+    """It after the number of containers in it, in the row of their GPU; empty: it does not stand there."""
+
+    def message(self) -> dict[str, Any]:
+        """Return it in the types of JSON."""
+        known = {key: value for key, value in self.parameters.items() if value not in (None, "")}
+        said = {"code": self.code, "tone": _TONES[self.tone], "rank": self.rank, "text": self.text}
+        return said | ({"parameters": known} if known else {})
 
 
 # --- Sums -------------------------------------------------------------------------------------------------------------
@@ -249,7 +335,11 @@ def sums_of(nodes: Iterable[NodeView], gpus: Mapping[str, Sequence[GpuView]] = M
         given=sum(view.used * unit for _, unit, view in views)
         + sum(node.unplaced * unit for node, unit in units)
         + sum(memory for memory, offer, gpu in instances if gpu.uuid in offer.holders)
-        + sum(unit * max(1, offer.instances[0].shares) * offer.used_unknown for _, unit, offer in offers),
+        # Those of which is not known which, of those that there are.
+        + sum(
+            unit * max(1, each.instances[0].shares) * (min(each.used, len(each.instances)) - len(each.holders))
+            for _, unit, each in offers
+        ),
         used_mib=sum(used) if used else None,
         measured=len(used),
         free=sum(free for _, free, _ in open_now),

@@ -7,16 +7,14 @@ fields, leaves out those that are false, zero, empty or unknown, and says nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from operator import attrgetter
 from typing import Any
 
 from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, NodeReport, trespasses
 from gpu_device_plugin.model.contract.nodegpus import ListedInstance
-from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.report.rules.held_instances import Instances
 from gpu_device_plugin.report.rules.node_view import GpuView, NodeView, PodShare, Sums, sums_of
-from gpu_device_plugin.report.rules.state_words import gpu_states, node_states, part_states
 from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 VERSION = 1
@@ -27,8 +25,13 @@ Fields = dict[str, Any]
 HIDDEN = "(hidden)"
 """In place of a namespace. No namespace can have this name."""
 
+SHOWN_OF_HIDDEN = (
+    *("gpu", "granted_mib", "used_mib", "sm_percent", "enforcement", "held", "found_mib", "why", "over_since"),
+    *("limit_mib", "asked_at", "return_by", "needed_by", "idle_since"),
+)
+"""The fields of a container's use without its names, in their order."""
 # A page writes the nodes anew for each group of readers, and `replace` takes three times as long.
-_AMOUNTS = attrgetter(*[each.name for each in fields(ContainerUse)][3:])
+_AMOUNTS = attrgetter(*SHOWN_OF_HIDDEN)
 
 _FACTS = frozenset({"index", "largestIndex", "grantedMiB", "usedMiB", "smPercent", "gpus"})
 """What a brief form has even if it is zero or empty: position 0 and 0 MiB in use are facts."""
@@ -59,7 +62,7 @@ def node_document(node: NodeView, *, brief: bool = False, live: bool = False) ->
         "sums": _sums(sums_of([node], {node.name: views}), brief=brief),
         "gpus": [_gpu(view, node, brief=brief) for view in views],
         "instances": [_offer(node, offer, brief=brief) for offer in node.instances()],
-        "states": [state.message() for state in node_states(node, unplaced)],
+        "states": [state.message() for state in node.states(unplaced)],
     }
     if brief:
         return known(fields)
@@ -134,7 +137,7 @@ def _gpu(view: GpuView, node: NodeView, *, brief: bool) -> Fields:
         "refusal": None if enforcement is None else enforcement.refusal or None,
         "pods": [_held(held, node, brief=brief) for held in view.held],
         "strangers": [_stranger(parts, node, brief=brief) for parts in view.strangers],
-        "states": [state.message() for state in gpu_states(node, view)],
+        "states": [state.message() for state in node.gpu_states(view)],
     }
     if brief:
         return known(fields)
@@ -189,41 +192,47 @@ def _named(namespace: str, **names: str) -> Fields:
 
 
 def _stranger(parts: Sequence[ContainerUse], node: NodeView, *, brief: bool) -> Fields:
-    states = [state.message() for state in part_states(node, parts)]
+    states = [state.message() for state in node.part_states(parts)]
     fields = _named(parts[0].namespace, name=parts[0].pod) | {"trespassing": True} | _sum(parts) | {"states": states}
     return known(fields) if brief else fields
 
 
 def _held(held: PodShare, node: NodeView, *, brief: bool) -> Fields:
     pod = held.pod
-    states = [state.message() for state in part_states(node, held.use, ending=pod.terminating)]
-    fields = _pod(pod, brief=brief) | {"shares": held.shares, "whole": held.whole} | _sum(held.use) | {"states": states}
+    known_use = held.use or pod.terminating  # most pods of a node without figures have no state
+    states = [state.message() for state in node.part_states(held.use, ending=pod.terminating)] if known_use else []
+    fields = {**_pod(pod, brief=brief), "shares": held.shares, "whole": held.whole, **_sum(held.use), "states": states}
     if brief:
         fields = known(fields)
     # The pods that use these claims may be none.
     return fields | ({"claims": list(pod.claims), "pods": list(pod.pods)} if pod.claims else {})
 
 
-_WEAKEST_FIRST = tuple(sorted(Enforcement, key=lambda enforcement: enforcement.strength))
+_TOLD = attrgetter("used_mib", "sm_percent", "enforcement", "held", "over_since", "idle_since")
+_STRENGTH, _SEVERITY = attrgetter("strength"), attrgetter("severity")
 
 
 def _sum(parts: Sequence[ContainerUse]) -> Fields:
     """Return the use of one GPU by all containers of a pod together; what one of them lacks is unknown of all."""
     if not parts:
         return dict.fromkeys(("usedMiB", "smPercent", "overSince", "idleSince", "enforcement", "held"))
-    amounts = [part.used_mib for part in parts if part.used_mib is not None]
-    percents = [part.sm_percent for part in parts if part.sm_percent is not None]
-    enforcements = {part.enforcement for part in parts if part.enforcement is not None}
-    worst = max((part.held for part in parts if part.held), key=lambda state: state.severity, default=None)
-    # 0 percent is said only where it is known of all.
-    percent = min(100, sum(percents)) if sum(percents) or len(percents) == len(parts) else None
+    used_mib, percent, enforcement, held, over_since, idle_since = _TOLD(parts[0])
+    if len(parts) > 1:
+        amounts, percents, *others = zip(*map(_TOLD, parts), strict=True)
+        used_mib = None if None in amounts else sum(amounts)
+        # 0 percent is said only where it is known of all.
+        percent = sum(filter(None, percents)) or (None if None in percents else 0)
+        enforcements, states, over, idle = ([each for each in every if each] for every in others)
+        enforcement = min(enforcements, key=_STRENGTH, default=None)
+        held = max(states, key=_SEVERITY, default=None)
+        over_since, idle_since = min(over, default=None), min(idle, default=None)
     fields: Fields = {
-        "usedMiB": sum(amounts) if len(amounts) == len(parts) else None,
-        "smPercent": percent,
-        "overSince": min((part.over_since for part in parts if part.over_since), default=None),
-        "idleSince": min((part.idle_since for part in parts if part.idle_since), default=None),
-        "enforcement": next((enforcement.value for enforcement in _WEAKEST_FIRST if enforcement in enforcements), None),
-        "held": None if worst is None else worst.value,
+        "usedMiB": used_mib,
+        "smPercent": percent and min(100, percent),
+        "overSince": over_since or None,
+        "idleSince": idle_since or None,
+        "enforcement": enforcement and enforcement.value,
+        "held": held and held.value,
     }
     if elastic := [part for part in parts if part.limit_mib is not None]:
         borrowed = [part.borrowed_mib for part in elastic if part.borrowed_mib is not None]

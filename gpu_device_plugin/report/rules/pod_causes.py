@@ -5,7 +5,8 @@ A pod gets its GPUs by its limits; who gets them otherwise is explained by featu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from gpu_device_plugin.model.contract.keys import ASSIGNED, ASSUME_TIME, MalformedAnnotationError
 from gpu_device_plugin.model.contract.node_use import NodeReport
@@ -15,11 +16,11 @@ from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.report.rules.extension import DEFAULT_SCHEDULER, ReportFeature, SchedulingStatus
+from gpu_device_plugin.report.rules.extension import ReportPoints
 from gpu_device_plugin.report.rules.finding import Finding, grouped, note, units
 from gpu_device_plugin.report.rules.held_instances import asked_instances
 from gpu_device_plugin.report.rules.node_view import NodeView
-from gpu_device_plugin.scheduler.rules.node_constraints import Terms, obstacles
+from gpu_device_plugin.scheduler.rules.node_constraints import DEFAULT_SCHEDULER, SchedulingStatus, Terms, obstacles
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Impossible, ask
 from gpu_device_plugin.scheduler.rules.usage import usage_of
 
@@ -34,7 +35,7 @@ def causes(
     status: SchedulingStatus,
     resources: Iterable[Resource],
     nodes: Mapping[str, NodeView] | None,
-    features: Sequence[ReportFeature],
+    features: ReportPoints,
 ) -> tuple[list[Finding], GpuRequest | None]:
     """Return the causes, and the pod's demand if nodes should be explained as well.
 
@@ -44,26 +45,26 @@ def causes(
     asked = ask(pod, resources)
     ignored = [note("ignored", "Ignored: {why}.", why=why) for why in status.ignored]
     offered = {each.resource for node in (nodes or {}).values() for each in node.instances()}
-    instead = [each for feature in features for each in feature.corrections(pod, status, resources, offered)]
+    instead = [each for find in features.corrections for each in find(pod, status, resources, offered)]
     if isinstance(asked, GpuRequest) and asked.parts and not (pod.ended or pod.node_name or pod.deleting):
         in_mib = asks_in_mib(asked, resources, None if nodes is None else nodes.values())
-        malformed = (each for feature in features for each in feature.malformed(pod))
+        malformed = (each for find in features.malformed for each in find(pod))
         mistakes = [*ignored, *malformed, *instead, *in_mib]
         facts = [*mistakes, *_waiting(status, resources, nodes), *events_told(status)]
         return facts, asked if nodes or nodes is None else None
     if pod.ended:
         node = (nodes or {}).get(pod.node_name)
         refused = () if node is None or status.reason != _REJECTED else refusals(node.report)
-        facts = [has_ended(pod, status), *(each for feature in features for each in feature.ended(pod))]
+        facts = [has_ended(pod, status), *(each for tell in features.placed for each in tell(pod, resources, None, ()))]
         facts += [note("node-refuses", "Node {node}: {why}.", node=pod.node_name, why=each) for each in refused]
     elif isinstance(asked, Impossible):
         where = note("where", " (on node {node})", node=pod.node_name) if pod.node_name else ""
         text = "{pod}{where} asks for GPUs that no node can provide: {why}."
-        facts = [note("impossible", text, pod=_name(pod), where=where, why=asked.sentence)]
+        facts = [note("impossible", text, pod=str(pod), where=where, why=asked.sentence)]
     elif not asked.parts and not asked_instances(pod):
         text = "{pod} asks for neither {resources:+ nor }" + ("." if instead else ", so it is not waiting for GPUs.")
         names = tuple(resource.name for resource in resources)
-        neither = [note("asks-for-none", text, pod=_name(pod), resources=names), *instead]
+        neither = [note("asks-for-none", text, pod=str(pod), resources=names), *instead]
         facts = [*(_nothing(pod, resources) or neither), *scheduler_says(status)]
     else:
         placed = _location(pod, status, resources, nodes, features) if pod.node_name else waiting_facts(status)
@@ -75,10 +76,6 @@ def causes(
 # --- What is said of any pod ------------------------------------------------------------------------------------------
 
 
-def _name(pod: Pod) -> str:
-    return f"{pod.namespace}/{pod.name}"
-
-
 def events_told(status: SchedulingStatus) -> list[Finding]:
     """Return the latest warnings about a pod."""
     return [note("event", "{event}", event=event) for event in status.events]
@@ -88,20 +85,18 @@ def has_ended(pod: Pod, status: SchedulingStatus) -> Finding:
     """Return that a pod has ended, and why."""
     why = ": ".join(filter(None, (status.reason, status.message)))
     text = "{pod} has ended ({phase})" + (": {why}" if why else ".")
-    return note("ended", text, pod=_name(pod), phase=pod.phase, why=why)
+    return note("ended", text, pod=str(pod), phase=pod.phase, why=why)
 
 
 def being_deleted(pod: Pod) -> Finding:
     """Return that a pod is deleted before a scheduler has placed it."""
-    return note("deleted", "{pod} is being deleted and will not be scheduled.", pod=_name(pod))
+    return note("deleted", "{pod} is being deleted and will not be scheduled.", pod=str(pod))
 
 
 def on_node(pod: Pod) -> Finding:
     """Return on which node a pod is."""
     code, state = ("leaves-node", "is being deleted from") if pod.deleting else ("on-node", "is on")
-    return note(
-        code, f"{{pod}} {state} node {{node}} ({{phase}}).", pod=_name(pod), node=pod.node_name, phase=pod.phase
-    )
+    return note(code, f"{{pod}} {state} node {{node}} ({{phase}}).", pod=str(pod), node=pod.node_name, phase=pod.phase)
 
 
 def status_says(status: SchedulingStatus) -> Iterator[Finding]:
@@ -149,7 +144,7 @@ def _nothing(pod: Pod, resources: tuple[Resource, ...]) -> list[Finding]:
         "Write how much it needs, or remove the line."
     )
     return [
-        note("asks-for-0", text, container=repr(container.name), pod=_name(pod), resource=resource.name)
+        note("asks-for-0", text, container=repr(container.name), pod=str(pod), resource=resource.name)
         for container in pod.containers
         for resource in resources
         if container.limits.get(resource.name) == 0
@@ -179,7 +174,7 @@ def _location(
     status: SchedulingStatus,
     resources: tuple[Resource, ...],
     nodes: Mapping[str, NodeView] | None,
-    features: Sequence[ReportFeature],
+    features: ReportPoints,
 ) -> Iterable[Finding]:
     usage = usage_of(pod, resources)
     yield on_node(pod)
@@ -199,7 +194,7 @@ def _location(
         text = "  GPU {gpu}" + (" ({facts})" if facts else "") + ": {amount}{ill}"
         yield note("has", text, gpu=position, facts=facts, amount=amount, ill=ill)
     shared = [position for position, _ in usage.shares]
-    yield from (each for feature in features for each in feature.placed(pod, resources, node, shared))
+    yield from (each for tell in features.placed for each in tell(pod, resources, node, shared))
     if usage.unplaced:
         yield _why_unplaced(pod, status, resources)
     since_ns = pod.annotations.get(ASSUME_TIME, "")
@@ -271,6 +266,22 @@ def out_of_service(gpu: ListedGpu) -> Finding:
 
 
 # --- Nodes that are kept from a pod -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The reasons other than GPUs that keep a pod from a node, as clauses about the node."""
+
+    excluded: tuple[Finding, ...] = ()
+    """Why kube-scheduler does not consider the node at all."""
+    besides: tuple[Finding, ...] = ()
+    """The other reasons."""
+
+    @property
+    def all(self) -> tuple[Finding, ...]:
+        """All of them."""
+        return (*self.excluded, *self.besides)
+
 
 _EXCLUSIONS: Mapping[str, str] = {
     "cordoned": "it is cordoned",

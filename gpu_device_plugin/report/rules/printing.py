@@ -94,16 +94,13 @@ def json_line(value: object) -> str:
     return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
 
 
-_UNKNOWN = "unknown"
-
-
 _UNITS = ((86400, "days"), (3600, "h"), (60, "min"))
 """Seconds of a unit, the largest first."""
 
 
 def mib(amount: int | None) -> str:
     """Format an amount that is compared with others, which all have the same unit; None: unknown."""
-    return _UNKNOWN if amount is None else f"{amount:,} MiB"
+    return "unknown" if amount is None else f"{amount:,} MiB"
 
 
 def gib(mib: int | None) -> str:

@@ -8,16 +8,15 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from gpu_device_plugin.model.contract.keys import OVER_USE
-from gpu_device_plugin.model.contract.node_use import ContainerUse, exceeds, idle, trespasses
+from gpu_device_plugin.model.contract.node_use import ContainerUse, idle, trespasses
 from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.rules.columns import Layout, Line, Row, Tone, columns, fitted, table
 from gpu_device_plugin.report.rules.held_instances import Instances, asked_instances
 from gpu_device_plugin.report.rules.node_answers import asked_amounts
-from gpu_device_plugin.report.rules.node_view import GpuView, NodeView, PodShare, sums_of
+from gpu_device_plugin.report.rules.node_view import GpuView, NodeView, PodShare, State, sums_of
 from gpu_device_plugin.report.rules.printing import age, counted, gib, limit, place, ranges
-from gpu_device_plugin.report.rules.state_words import State, gpu_states, node_states, part_states
 from gpu_device_plugin.scheduler.rules.usage import Usage
 
 _NOTHING = "-"
@@ -41,7 +40,7 @@ def folded_rows(nodes: Iterable[NodeView], width: int) -> list[Line]:
 
 def gpu_rows(node: NodeView) -> Iterable[Row]:
     """Yield the rows of one node, of which only the first has its name."""
-    states = [each for each in node_states(node) if each.word]
+    states = [each for each in node.states() if each.word]
     if node.candidate.gpus.fault:
         yield Row((node.name, *(_NOTHING,) * 6, node.candidate.gpus.fault), Tone.BAD)
     name = node.name
@@ -80,7 +79,7 @@ def _enforcement(node: NodeView, view: GpuView) -> str:
 def _trouble(node: NodeView, view: GpuView) -> tuple[str, str]:
     """Return how many containers on a GPU are in bad states, by figures of the present, and how many in others."""
     parts = [] if node.report.stale else node.report.parts(view.gpu.position)
-    found = [state for part in parts for state in part_states(node, [part]) if state.counted]
+    found = [state for part in parts for state in node.part_states([part]) if state.counted]
     numbers = Counter((state.rank, state.counted, state.tone is Tone.BAD) for state in found)
     words = [(bad, f"{number} {word}") for (_, word, bad), number in sorted(numbers.items())]
     return ", ".join(word for bad, word in words if bad), ", ".join(word for bad, word in words if not bad)
@@ -98,7 +97,7 @@ def _group_row(node: NodeView, name: str, states: Sequence[State], group: Sequen
     most = max(known, default=None)
     differs = len(known) > 1 and min(known) != most
     trouble, others = _trouble(node, first)
-    own = [each for each in gpu_states(node, first) if each.word]
+    own = [each for each in node.gpu_states(first) if each.word]
     said = [", ".join(each.word for each in states), *(each.word for each in own), trouble, others]
     words = [*filter(None, said), *(["whole"] if first.whole else [])]
     bad = trouble or any(each.tone is Tone.BAD for each in own)
@@ -232,7 +231,7 @@ SORTS: Mapping[str, tuple[Callable[[NodeView], float], Callable[[PodRow], tuple[
     "used": (lambda node: -(sums_of([node]).used_mib or 0), lambda row: (-(row.used_mib or 0),)),
     "percent": (lambda node: -sums_of([node]).part, lambda row: (-(row.percent or 0),)),
     "over": (
-        lambda node: -sum(exceeds(part) or trespasses(part) for part in node.report.current),
+        lambda node: -sum(bool(part.over_since) or trespasses(part) for part in node.report.current),
         lambda row: (not row.bad, -(row.percent or 0)),
     ),
     "idle": (lambda node: -(idle(node.report, node.report.current) or 0), lambda row: (-(row.idle_s or 0),)),
@@ -265,7 +264,7 @@ def _on(node: NodeView) -> Iterable[PodRow]:
         for pod, number in offer.unassigned_usage:
             yield PodRow(str(pod), node.name, "?", f"{number}x {offer.profile}", 0, state="instance not known yet")
     for occupant, usage in node.unassigned_usage().items():
-        given = " + ".join(node.amounts(usage))
+        given = " + ".join(map(str, node.amounts(usage)))
         yield PodRow(str(occupant), node.name, "?", given, 0, state="GPU not known yet")
 
 
@@ -278,7 +277,7 @@ def _with_use(row: PodRow, node: NodeView, parts: Sequence[ContainerUse], *, end
     amounts = [part.used_mib for part in parts]
     known = [amount for amount in amounts if amount is not None]
     used = sum(known) if known and len(known) == len(amounts) else None
-    states = part_states(node, parts, ending=ending)
+    states = node.part_states(parts, ending=ending)
     limits = sorted({limit(part) for part in parts if part.enforcement is not None})
     if any(part.limit_mib is not None for part in parts):
         limits.append(f"up to {gib(sum(part.most_mib for part in parts))}")
@@ -296,7 +295,7 @@ def rows_alone(pods: Iterable[tuple[Pod, Usage]]) -> list[PodRow]:
     """Return pods whose nodes are not known, each with its usage as its annotations tell it."""
     rows = []
     for pod, usage in pods:
-        name, over = f"{pod.namespace}/{pod.name}", bool(pod.annotations.get(OVER_USE))
+        name, over = str(pod), bool(pod.annotations.get(OVER_USE))
         state = "over" if over else pod.phase
         places = [(str(at), counted(shares, "unit")) for at, shares in usage.shares]
         places += [(str(at), "whole") for at in usage.whole]
@@ -319,7 +318,7 @@ def row_waiting(name: str, asked: str) -> PodRow:
 def rows_waiting(pods: Iterable[Pod], resources: Iterable[Resource]) -> list[PodRow]:
     """Return pods without a node with what they ask for."""
     names = tuple(resources)
-    return [row_waiting(f"{pod.namespace}/{pod.name}", " and ".join(asked_amounts(pod, names))) for pod in pods]
+    return [row_waiting(str(pod), " and ".join(asked_amounts(pod, names))) for pod in pods]
 
 
 def pod_table(rows: Iterable[PodRow], width: int) -> list[Line]:

@@ -1,4 +1,4 @@
-"""The nodes that a pod may go to by its own spec, as kube-scheduler's plugins decide it."""
+"""The nodes that a pod may go to by its own spec, as kube-scheduler's plugins decide it, and what came of that."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from gpu_device_plugin.model.nodes import NodeRecord
-from gpu_device_plugin.model.pods import Taint
+from gpu_device_plugin.model.pods import PodClaim, Taint
 
+DEFAULT_SCHEDULER = "default-scheduler"
 CORDON = "node.kubernetes.io/unschedulable"
 _NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _KEEPING = frozenset({"NoSchedule", "NoExecute"})
@@ -136,6 +137,34 @@ MOST_TERMS = 4096
 NO_TERMS = Terms()
 NOWHERE = Terms(affinity=())
 """Terms that no node meets."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingStatus:
+    """A pod's status from schedulers and kubelets, and the parts of its spec that concern scheduling."""
+
+    scheduler: str = DEFAULT_SCHEDULER
+    reason: str = ""
+    """The reason in the pod's status: why it ended, or was rejected."""
+    message: str = ""
+    condition_reason: str = ""
+    """The reason of its condition PodScheduled, if that is not true."""
+    condition: str = ""
+    gates: tuple[str, ...] = ()
+    """Its scheduling gates: a scheduler considers it once all are removed."""
+    terms: Terms = NO_TERMS
+    ignored: tuple[str, ...] = ()
+    """Its invalid limits, one sentence each."""
+    limits: tuple[str, ...] = ()
+    """The names of all resources that its containers ask for."""
+    annotations: tuple[str, ...] = ()
+    """The names of its annotations that are none of ours."""
+    events: tuple[str, ...] = ()
+    """The latest warnings about it, one sentence each."""
+    claims: tuple[PodClaim, ...] = ()
+    """The ResourceClaims that it names, in the order of its spec."""
+    controller: str = ""
+    """The kind and name of the object that made it; empty: none did."""
 
 
 def obstacles(node: NodeRecord, pod: Terms) -> Iterator[tuple[str, Mapping[str, str | int]]]:

@@ -10,8 +10,8 @@ from gpu_device_plugin.features.claims.report import asked_by_claims, by_claim_i
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod, PodClaim
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.report.rules.extension import SchedulingStatus
 from gpu_device_plugin.report.rules.node_view import NodeView
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.claim_values import (
     INSTANCES,

@@ -18,7 +18,7 @@ from gpu_device_plugin.model.contract.nodegpus import ListedInstance
 from gpu_device_plugin.model.contract.reservations import Answer, write_answer
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.report.rules.extension import SchedulingStatus
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from tests.names import COUNT, MEM
 from tests.reporting import causes
 from tests.reports import part, report

@@ -7,11 +7,11 @@ import pytest
 from gpu_device_plugin.features.mig.report import asks_for_several, held_instances, holders, instance_facts
 from gpu_device_plugin.model.contract.nodegpus import AWAY, BY_CLAIMS, ListedGpu, NodeGpus
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.report.rules.extension import SchedulingStatus
 from gpu_device_plugin.report.rules.finding import Finding, note
 from gpu_device_plugin.report.rules.held_instances import asked_by_profile
 from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.scheduler.rules.candidate import candidate
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from tests.findings import facts
 from tests.names import MEM
 from tests.reporting import why

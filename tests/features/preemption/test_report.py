@@ -35,11 +35,12 @@ def whole(gpus: int) -> Demand:
     return Demand(Kind.COUNT, gpus)
 
 
-def names(ends: Ends | None) -> list[str]:
-    assert ends is not None
+def names(ends: Ends) -> list[str]:
+    assert not ends.none
     return [pod.name for pod in ends.pods]
 
 
+NO_ROOM = Ends((), none=True)
 ENDS: dict[str, tuple[Demand, tuple[int, ...], str, str | None]] = {
     "nobody where there is room": (mem(4), (8,), "a4@0", ""),
     "nobody where no GPU is large enough": (mem(9), (8, 8), "a4@0", None),
@@ -69,7 +70,7 @@ def test_the_fewest_pods_with_the_least_memory_would_have_to_end(
     demand: Demand, sizes: tuple[int, ...], pods: str, ended: str | None
 ) -> None:
     ends = ends_needed(wanting(demand), node_view("n", sizes, *occupants(pods)))
-    assert (None if ends is None else "".join(pod.name for pod in ends.pods)) == ended
+    assert (None if ends.none else "".join(pod.name for pod in ends.pods)) == ended
 
 
 def test_equal_pods_are_not_compared_with_each_other() -> None:
@@ -82,13 +83,14 @@ def test_gpus_that_the_pod_does_not_want_are_not_cleared() -> None:
     there = node_view("n", (8, 8), pod_on("a", {0: 1}), pod_on("b", {1: 8}))
     assert names(ends_needed(wanting(mem(8), preferences=GpuSelector(use_uuids=("GPU-1",))), there)) == ["b"]
     assert names(ends_needed(wanting(mem(8), preferences=GpuSelector(use_models=("T4",))), there)) == ["a"]
-    assert ends_needed(wanting(mem(8), preferences=GpuSelector(avoid_models=("T4",))), there) is None
+    assert ends_needed(wanting(mem(8), preferences=GpuSelector(avoid_models=("T4",))), there) == NO_ROOM
 
 
 def test_nothing_that_ends_helps_where_the_agent_is_away() -> None:
     """Its GPUs are known from before."""
     assert (
-        ends_needed(wanting(mem(8)), node_view("n", (8,), pod_on("a", {0: 8}), problem="its agent has ended")) is None
+        ends_needed(wanting(mem(8)), node_view("n", (8,), pod_on("a", {0: 8}), problem="its agent has ended"))
+        == NO_ROOM
     )
 
 
@@ -96,7 +98,7 @@ def test_groups_of_gpus_need_not_be_compared_where_no_pod_is_on_two() -> None:
     """Sixteen GPUs, of which the even ones have three pods and the odd ones four, and eight of them are wanted."""
     pods = [pod_on(f"p{gpu:02}-{n}", {gpu: n + 1}) for gpu in range(16) for n in range(4 if gpu % 2 else 3)]
     ends = ends_needed(wanting(whole(8)), node_view("n", (80,) * 16, *pods))
-    assert ends is not None
+    assert not ends.none
     assert {pod.name[:3] for pod in ends.pods} == {f"p{gpu:02}" for gpu in range(0, 16, 2)}
     assert len(ends.pods) == 24
     taken = [pod_on(f"p{gpu:02}", None, gpu) for gpu in range(16)]
@@ -110,7 +112,7 @@ def test_a_set_that_several_groups_of_gpus_need_is_compared_once() -> None:
     """
     pods = [pod_on(f"p{gpu}-{n}", {gpu: n + 1}) for gpu in range(2, 8) for n in range(1 if gpu < 4 else 2)]
     ends = ends_needed(wanting(whole(4)), node_view("n", (8,) * 8, *pods, pod_on("both", {0: 1, 1: 1})))
-    assert ends is not None
+    assert not ends.none
     assert [pod.name for pod in ends.pods] == ["both", "p2-0", "p3-0"]
 
 
@@ -121,7 +123,7 @@ def test_of_many_groups_of_gpus_one_that_needs_the_fewest_is_found() -> None:
     """
     pods = [pod_on(f"p{gpu:02}-{n}", {gpu: n + 1}) for gpu in range(16) for n in range(4 if gpu % 2 else 3)]
     ends = ends_needed(wanting(whole(8)), node_view("n", (80,) * 16, *pods, pod_on("two", {0: 1, 2: 1})))
-    assert ends is not None
+    assert not ends.none
     assert len(ends.pods) == 25
 
 
@@ -148,7 +150,7 @@ def test_of_many_pods_on_one_gpu_the_fewest_are_named() -> None:
     """One GPU of 820, full with forty pods of 1 to 40. 700 are wanted: 120 may stay, which are the 15 smallest."""
     pods = [pod_on(f"p{n:02}", {0: n}) for n in range(1, 41)]
     ends = ends_needed(wanting(mem(700)), node_view("n", (820,), *pods))
-    assert ends is not None
+    assert not ends.none
     assert len(ends.pods) == 25
     assert ends.shares == 700
 
@@ -203,7 +205,7 @@ def test_for_a_whole_gpu_pods_on_instances_may_stay() -> None:
     node = with_instances(node_view("n", (8, 8), *pods), {0: "GPU-9"})
     assert ends_needed(wanting(whole(1)), node) == Ends((large,), shares=8)
     assert ends_needed(wanting(mem(8)), node) == Ends((small,), shares=1)
-    assert ends_needed(wanting(mem(8, 2)), node) is None
+    assert ends_needed(wanting(mem(8, 2)), node) == NO_ROOM
 
 
 _ASKS = st.builds(
@@ -227,9 +229,9 @@ def test_the_set_makes_room_and_is_at_most_one_larger_than_the_smallest(node: No
     enough = [some for size in range(len(node.pods) + 1) for some in combinations(node.pods, size) if fits(some)]
     ends = ends_needed(ask, node)
     if not enough:
-        assert ends is None
+        assert ends == NO_ROOM
         return
-    assert ends is not None
+    assert not ends.none
     assert fits(ends.pods)
     assert len(ends.pods) <= len(enough[0]) + 1
     assert not any(fits(tuple(pod for pod in ends.pods if pod is not stays)) for stays in ends.pods)

@@ -15,9 +15,9 @@ from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.times import rfc3339
 from gpu_device_plugin.programs.inspect.gpushare_layout import details, summary, wide
-from gpu_device_plugin.report.rules.extension import SchedulingStatus
 from gpu_device_plugin.report.rules.pod_causes import besides, refusals
 from gpu_device_plugin.report.rules.printing import container, limit
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.findings import facts
 from tests.names import MEM

@@ -18,7 +18,6 @@ from gpu_device_plugin.model.contract.node_use import (
     GpuUse,
     NodeUse,
     brief_use,
-    exceeds,
     idle_s,
     node_report,
     not_held,
@@ -310,7 +309,7 @@ def test_what_is_wrong_with_a_container_is_told_apart() -> None:
     """Within its part, over it, without any and using nothing, without any and using a little."""
     over = ContainerUse("d", "p", "c", 0, 4096, 9000, over_since=AT)
     idle, stranger = ContainerUse("d", "p", "c", 0, 0, 0), ContainerUse("d", "p", "c", 0, 0, 1)
-    assert [exceeds(part) for part in (PART, over, idle, stranger)] == [False, True, False, False]
+    assert [bool(part.over_since) for part in (PART, over, idle, stranger)] == [False, True, False, False]
     assert [trespasses(part) for part in (PART, over, idle, stranger)] == [False, False, False, True]
     states = {
         state: ContainerUse("d", "p", "c", 0, 4096, enforcement=Enforcement.DRIVER, held=state) for state in LimitStatus

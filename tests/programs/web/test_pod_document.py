@@ -8,7 +8,6 @@ from gpu_device_plugin.model.contract.node_use import ContainerUse
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.programs.web.pod_document import containers_of
-from gpu_device_plugin.report.rules.state_words import part_states
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.reports import SINCE, part, report
 from tests.views import WHOLE, mig_view, node_view
@@ -151,13 +150,13 @@ def test_use_is_told_by_container_also_of_one_that_was_given_nothing() -> None:
             "enforcement": "advisory",
             "overSince": SINCE,
         }
-        | {"states": [state.message() for state in part_states(node, [own])]}
+        | {"states": [state.message() for state in node.part_states([own])]}
     ]
     assert thief == {
         "name": "thief",
         "kind": "app",
         "use": [
             {"index": 1, "grantedMiB": 0, "usedMiB": 300, "trespassing": True}
-            | {"states": [state.message() for state in part_states(node, [stranger])]}
+            | {"states": [state.message() for state in node.part_states([stranger])]}
         ],
     }

@@ -21,9 +21,10 @@ from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD,
 from gpu_device_plugin.model.limits import CHOOSABLE
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.programs.web.watched import missing_right
-from gpu_device_plugin.report.rules.extension import Kept, SchedulingStatus
 from gpu_device_plugin.report.rules.finding import Finding, Message, ago, few, note
 from gpu_device_plugin.report.rules.node_answers import NodeAnswer, describe, explain, what_makes_room, why_waits
+from gpu_device_plugin.report.rules.pod_causes import Kept
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.reporting import answers

@@ -8,9 +8,9 @@ from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.programs.inspect.gpushare_layout import summary, wide
 from gpu_device_plugin.programs.inspect.top_picture import Picture, frame
-from gpu_device_plugin.report.rules.extension import Kept
 from gpu_device_plugin.report.rules.node_answers import explain
 from gpu_device_plugin.report.rules.node_view import sums_of
+from gpu_device_plugin.report.rules.pod_causes import Kept
 from gpu_device_plugin.report.rules.printing import gpu_names, place
 from gpu_device_plugin.report.rules.terminal_tables import (
     folded,

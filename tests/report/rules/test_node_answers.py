@@ -10,10 +10,11 @@ from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.report.rules import node_answers
-from gpu_device_plugin.report.rules.extension import Kept
+from gpu_device_plugin.report.rules.extension import ReportPoints
 from gpu_device_plugin.report.rules.finding import Finding, note
 from gpu_device_plugin.report.rules.node_answers import describe, explain, explain_briefly
 from gpu_device_plugin.report.rules.node_view import NodeView
+from gpu_device_plugin.report.rules.pod_causes import Kept
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.names import MEM
 from tests.reporting import answers
@@ -330,6 +331,6 @@ def test_where_kube_scheduler_allocates_no_room_is_promised_and_no_gpu_chosen() 
 
 def test_without_the_feature_that_knows_nothing_is_said_of_pods_that_would_have_to_end() -> None:
     asked = [(node_view("a", (8,), pod_on("p", {0: 8})), GpuRequest((Part(Demand(Kind.MEMORY, 4)),)), Kept())]
-    for features, said in ((REPORT.facts, True), ((), False)):
+    for features, said in ((REPORT, True), (ReportPoints(), False)):
         told = "\n".join(map(str, explain(node_answers.answers(asked, "binpack", 1, features), 1)))
         assert ("There would be room if this pod ended" in told) is said

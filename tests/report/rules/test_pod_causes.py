@@ -11,8 +11,8 @@ from gpu_device_plugin.model.contract.keys import ALLOCATION, ASSIGNED, ASSUME_T
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.report.rules.extension import SchedulingStatus
 from gpu_device_plugin.report.rules.node_view import NodeView
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.findings import facts
 from tests.names import COUNT, MEM
@@ -102,7 +102,7 @@ def test_a_pod_that_waits_is_looked_at_with_what_its_scheduler_says(
 
 def test_annotations_of_other_systems_are_told_of_pods_with_and_without_shares() -> None:
     for limits in ({}, {MEM: 4}):
-        status = SchedulingStatus(of_others=("gpu-fraction",))
+        status = SchedulingStatus(annotations=("gpu-fraction",))
         found, _ = causes(pod(limits), status, RESOURCES, None)
         assert "annotation-of-others" in [each.code for each in found], limits
 
@@ -122,7 +122,7 @@ def test_what_looks_like_mib_is_told_first() -> None:
         ),
         (
             {},
-            replace(OURS, of_others=("gpu-fraction", "hami.io/x")),
+            replace(OURS, annotations=("gpu-fraction", "hami.io/x")),
             ["asks-for-none", "annotation-of-others", "annotation-of-others", "scheduler-says"],
         ),
         ({}, replace(OURS, events=("x",)), ["asks-for-none", "scheduler-says", "event"]),

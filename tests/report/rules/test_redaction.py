@@ -1,8 +1,9 @@
 """A node for a reader who may not see all of its pods."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
-from gpu_device_plugin.report.rules.overview_document import HIDDEN, redacted
+from gpu_device_plugin.model.contract.node_use import ContainerUse
+from gpu_device_plugin.report.rules.overview_document import HIDDEN, SHOWN_OF_HIDDEN, redacted
 from tests.reports import ASKED, part, report
 from tests.views import mig_view, node_view, pod_on, with_instances
 
@@ -49,3 +50,8 @@ def test_who_needs_what_another_borrows_has_no_name_for_those_who_may_not_see_it
         shown = redacted(node, seen.__eq__).report.use
         assert shown is not None
         assert [part.needed_by for part in shown.parts] == [name]
+
+
+def test_each_field_of_a_containers_use_is_shown_or_hidden_on_purpose() -> None:
+    """One that is added to `ContainerUse` must not be shown of pods of others by chance."""
+    assert [each.name for each in fields(ContainerUse)] == ["namespace", "pod", "container", *SHOWN_OF_HIDDEN]

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.report.rules.extension import Kept, SchedulingStatus
 from gpu_device_plugin.report.rules.finding import Finding, note
 from gpu_device_plugin.report.rules.node_answers import NodeAnswer, asked_amounts, what_makes_room, why_waits
 from gpu_device_plugin.report.rules.node_view import NodeView
+from gpu_device_plugin.report.rules.pod_causes import Kept
+from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.reporting import answers

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus, granted_by_place
 from gpu_device_plugin.model.allocations import Place
-from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, NodeUse, idle_s, to_return
+from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, NodeUse, idle_s
 from gpu_device_plugin.model.gauges import Gauge, Gauges, Value, as_bytes, columns
 from gpu_device_plugin.model.limits import LimitState, LimitStatus
 from gpu_device_plugin.model.shares import Shares
@@ -258,7 +258,7 @@ def use_gauges(metrics: NodeMetrics, use: NodeUse) -> Gauges:
     places = [((part.namespace, part.pod, part.container, gpus[part.gpu].gpu.uuid), part) for part in use.parts]
     yield from columns(_CONTAINER, [(place, _container(part)) for place, part in places])
     yield _LIMIT, [_limit(place, part) for place, part in places if part.enforcement is not None]
-    yield _ASKED, [(place, 1) for place, part in places if to_return(part)]
+    yield _ASKED, [(place, 1) for place, part in places if part.asked_at]
     yield _IDLE, [(place, idle) for place, part in places if (idle := idle_s(use, part)) is not None]
     yield _SHORT, [((), len({part.needed_by for part in use.parts if part.needed_by}))]
 

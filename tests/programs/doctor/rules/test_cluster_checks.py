@@ -14,8 +14,9 @@ from gpu_device_plugin.model.contract.nodegpus import ListedGpu, ListedInstance,
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.programs.doctor.rules.cluster_checks import set_count
 from gpu_device_plugin.programs.doctor.rules.component_checks import ADMISSION_POLICIES
+from gpu_device_plugin.programs.doctor.rules.findings_report import worst
 from gpu_device_plugin.programs.doctor.rules.symptoms import ClusterSymptoms, ComponentStatus, Lease, NodeSeen, PodSeen
-from gpu_device_plugin.report.rules.finding import Unknown, examine, worst
+from gpu_device_plugin.report.rules.finding import Unknown, examine
 from tests.findings import case, told
 from tests.names import COUNT, MEM
 from tests.reporting import CLUSTER_CHECKS as CHECKS

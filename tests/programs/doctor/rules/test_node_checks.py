@@ -15,6 +15,7 @@ from gpu_device_plugin.model.contract.nodegpus import NO_GPUS, ListedGpu, NodeGp
 from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.programs.doctor.rules.cluster_checks import set_count
+from gpu_device_plugin.programs.doctor.rules.findings_report import worst
 from gpu_device_plugin.programs.doctor.rules.symptoms import (
     AgentSeen,
     ApiSeen,
@@ -24,7 +25,7 @@ from gpu_device_plugin.programs.doctor.rules.symptoms import (
     Runtime,
     node_seen,
 )
-from gpu_device_plugin.report.rules.finding import Unknown, examine, worst
+from gpu_device_plugin.report.rules.finding import Unknown, examine
 from tests.findings import case, told
 from tests.names import COUNT, MEM
 from tests.programs.doctor.rules.test_limit_checks import HELD, HOG, MISSING

@@ -9,9 +9,8 @@ import pytest
 from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.report.rules.columns import Tone
-from gpu_device_plugin.report.rules.node_view import NodeView
+from gpu_device_plugin.report.rules.node_view import NO_STATES, NodeView, State
 from gpu_device_plugin.report.rules.overview_document import node_document, redacted
-from gpu_device_plugin.report.rules.state_words import State, gpu_states, node_states, part_states
 from gpu_device_plugin.report.rules.terminal_tables import pod_rows
 from tests.claim_values import serving_view
 from tests.reports import ASKED, BORROWER, SINCE, part, report
@@ -43,12 +42,12 @@ def told(states: list[State]) -> list[tuple[str, Tone, dict[str, Any]]]:
     ],
 )
 def test_the_states_of_nodes(node: NodeView, states: list[tuple[str, Tone, dict[str, Any]]]) -> None:
-    assert told(node_states(node, node.unplaced)) == states
+    assert told(node.states(node.unplaced)) == states
 
 
 def test_a_node_that_serves_claims_says_so() -> None:
     gpus = replace(node_view("n", (15,)).candidate.gpus, claims=True)
-    assert [state.word for state in node_states(serving_view("n", gpus))] == ["claims"]
+    assert [state.word for state in serving_view("n", gpus).states()] == ["claims"]
 
 
 def test_the_states_of_gpus() -> None:
@@ -58,15 +57,15 @@ def test_the_states_of_gpus() -> None:
     view = put_aside(node_view("n", (15, 15), unhealthy={0: "XID 48"}, report=read), "GPU-0")
     first, second = view.gpus()
     by = {"by": "alice", "since": "2026-11-28T18:00:00Z", "why": "loud"}
-    assert told(gpu_states(view, first)) == [
+    assert told(view.gpu_states(first)) == [
         ("unhealthy", Tone.BAD, {"why": "XID 48"}),
         ("cordoned", Tone.WARNING, by),
         ("refused", Tone.WARNING, {"why": "no driver"}),
         ("used-by-no-pod", Tone.PLAIN, {"amountMiB": 300}),
     ]
-    assert told(gpu_states(view, second)) == [("other-limits", Tone.PLAIN, {"limits": "driver"})]
+    assert told(view.gpu_states(second)) == [("other-limits", Tone.PLAIN, {"limits": "driver"})]
     old = replace(view, report=replace(read, use_age_s=5000))
-    assert "used-by-no-pod" not in [state.code for state in gpu_states(old, first)]
+    assert "used-by-no-pod" not in [state.code for state in old.gpu_states(first)]
 
 
 LIMIT = replace(part("web"), held=LimitStatus.MISSING, enforcement=Enforcement.DRIVER)
@@ -102,12 +101,12 @@ ASKED_AT = {"amountMiB": 3072, "since": SINCE, "until": "2026-11-22T09:57:00Z", 
     ],
 )
 def test_the_states_of_parts(parts: list[ContainerUse], states: list[tuple[str, Tone, dict[str, Any]]]) -> None:
-    assert told(part_states(node_view("n", (15,), report=report(*parts)), parts)) == states
+    assert told(node_view("n", (15,), report=report(*parts)).part_states(parts)) == states
 
 
 def test_a_pod_that_ends_says_so_last() -> None:
     node = node_view("n", (15,), pod_on("web", {0: 4}, deleting=True), report=report(OVER))
-    assert [state.code for state in part_states(node, [OVER], ending=True)] == ["over", "ending"]
+    assert [state.code for state in node.part_states([OVER], ending=True)] == ["over", "ending"]
 
 
 def test_a_pod_whose_processors_do_nothing_is_idle_in_the_table_too() -> None:
@@ -117,9 +116,9 @@ def test_a_pod_whose_processors_do_nothing_is_idle_in_the_table_too() -> None:
 
 def test_without_features_nothing_of_theirs_is_told() -> None:
     node = node_view("n", (15,), pod_on("web", {0: 4}), ready=False, report=report(OVER, STRANGER, blind="why"))
-    bare = replace(node, features=())
-    assert [state.code for state in node_states(bare)] == ["not-ready"]
-    assert part_states(bare, [OVER]) == []
+    bare = replace(node, features=NO_STATES)
+    assert [state.code for state in bare.states()] == ["not-ready"]
+    assert bare.part_states([OVER]) == []
 
 
 def test_no_state_names_a_pod_that_the_reader_may_not_see() -> None:
