@@ -48,7 +48,7 @@ class Autoscaler:
     """The cluster's autoscaler, as far as it can be asked."""
 
     _context: ControllerContext
-    _followed: CapacityCache
+    _cache: CapacityCache
     namespace: str
     """In which the objects are made."""
 
@@ -85,7 +85,7 @@ class Autoscaler:
         by_buffers = bool(self._version) and how != "stand-ins"
         # Pods may have found a place, and nodes come, while it was worked out: what is new has to be wanted twice.
         if self._wanted is None:  # what another extender has asked for was wanted before
-            self._wanted = {*self._buffers, *(pod.name for pod in self._followed.stand_ins.values())}
+            self._wanted = {*self._buffers, *(pod.name for pod in self._cache.stand_ins.values())}
         all_wanted = named(wanted)
         templates = {name: template for name, template in all_wanted.items() if name in self._wanted}
         self._wanted = all_wanted.keys()
@@ -95,20 +95,20 @@ class Autoscaler:
 
     async def clear(self) -> None:
         """Remove what was asked for while the setting was another. Raises ApiError."""
-        if self._looked_at is None or self._followed.stand_ins or self._buffers:
+        if self._looked_at is None or self._cache.stand_ins or self._buffers:
             await self.ask([], "stand-ins")
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
     async def _have_pods(self, templates: Templates) -> None:
-        there = [pod for pod in self._followed.stand_ins.values() if pod.namespace == self.namespace]
+        there = [pod for pod in self._cache.stand_ins.values() if pod.namespace == self.namespace]
         for pod in there:
             if not pod.deleting and pod.annotations.get(STAND_IN) != _asked(templates.get(pod.name)):
                 with suppress(NotFoundError, ConflictError):
                     await self._client.delete(PODS, pod.name, namespace=self.namespace, uid=pod.uid)
             elif pod.uid not in self._told and not pod.deleting:
                 await self._tell(pod.name, pod.uid)
-        self._told.intersection_update(self._followed.stand_ins)
+        self._told.intersection_update(self._cache.stand_ins)
         right = {(pod.name, pod.annotations.get(STAND_IN)) for pod in there}
         for name, template in templates.items():
             if (name, _asked(template)) not in right:
@@ -183,7 +183,7 @@ class Autoscaler:
     async def remove_startup_taints(self) -> None:
         """Open new nodes to pods: remove `STARTUP_TAINT` from nodes whose kubelets offer GPUs. Raises ApiError."""
         candidates = self._context.fleet.candidates
-        for node in tuple(self._followed.unsettled.values()):
+        for node in tuple(self._cache.unsettled.values()):
             there = candidates.get(node.name)
             if node.starting and node.offers and there is not None and there.rooms and not there.gpus.problem:
                 with suppress(ConflictError, NotFoundError):  # the watch shows it as it is now
