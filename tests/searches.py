@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from gpu_device_plugin.features.capacity.rules.movable import Goal, PlannedNode
+from gpu_device_plugin.features.capacity.rules.movable import Fits, PlannedNode
 from gpu_device_plugin.features.capacity.rules.plans import NO_BUDGETS, Plan, planning
 from gpu_device_plugin.features.learning.rules.fair_learning import LearningResult, studying
 from gpu_device_plugin.features.learning.rules.price_learning import Tables, learning
@@ -20,6 +20,6 @@ def studied(mix: WorkloadMix, nodes: Mapping[NodeType, int]) -> LearningResult:
     return finished(studying(mix, nodes))
 
 
-def plan(sites: Iterable[PlannedNode], goal: Goal, budgets: Mapping[str, int] = NO_BUDGETS) -> Plan:
+def plan(sites: Iterable[PlannedNode], goal: Fits | int, budgets: Mapping[str, int] = NO_BUDGETS) -> Plan:
     """Return few moves that reach a goal."""
     return finished(planning(sites, goal, budgets))

@@ -18,12 +18,11 @@ from gpu_device_plugin.features.capacity.contract import Destination, write_dest
 from gpu_device_plugin.features.capacity.report import (
     gpu_lines,
     move_lines,
-    moves_of,
     plan_document,
     staying_lines,
     verdict,
 )
-from gpu_device_plugin.features.capacity.rules.movable import Move, NodesFree, PlannedNode, PlannedPod, after, usage_at
+from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedNode, PlannedPod, after, usage_at
 from gpu_device_plugin.features.capacity.rules.plans import plan_each, planning
 from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError, UnavailableError
 from gpu_device_plugin.kubernetes.kubectl import Access, ClusterUnreadableError
@@ -70,17 +69,17 @@ async def plan_moves(arguments: argparse.Namespace, access: Access, resources: S
     """
     _, found = await arranged(access, resources, arguments.parts.kind)
     if arguments.nodes_free:
-        one = finished(planning(found.sites, NodesFree(arguments.nodes_free), found.budgets))
+        one = finished(planning(found.sites, arguments.nodes_free, found.budgets))
         goal = f"{counted(arguments.nodes_free, 'node')} without GPU pods"
-        plans, then = [(goal, one)], after(found.sites, one.moves or ())
+        plans, then = [(goal, one)], after(found.sites, one or ())
         said = [verdict(one, f"leave {goal}")]
     else:
         planned = list(plan_each(found.sites, _wanted(arguments, access, found), found.budgets))
         then = planned[-1][2] if planned else found.sites
-        plans = [(str(pod), one) for pod, one, _ in planned if arguments.pod or one.moves != ()]
+        plans = [(str(pod), one) for pod, one, _ in planned if arguments.pod or one != ()]
         said = [verdict(one, f"make room for {what}") for what, one in plans]
-    moves = moves_of(one for _, one in plans)
-    complete = all(one.moves is not None for _, one in plans)
+    moves = [move for _, one in plans for move in one or ()]
+    complete = all(one is not None for _, one in plans)
     if arguments.output == "json":
         lines: list[str | Line] = [*json.dumps(plan_document(plans, found.sites, then), indent=2).splitlines()]
     else:

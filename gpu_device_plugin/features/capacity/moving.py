@@ -327,10 +327,10 @@ class Rebalancer:
         first = min(due, key=self._importance)
         self._tried_at[first.pod.uid] = self._turn_at[first.pod.namespace] = now
         plan = await last_of(planning(await self._sites(), self._goal(first)))
-        if plan.moves and len(plan.moves) <= self._left():
-            about = {"pod": str(first.pod), "moves": len(plan.moves)}
+        if plan and len(plan) <= self._left():
+            about = {"pod": str(first.pod), "moves": len(plan)}
             _log.info("pods are moved so that one that waits has room", extra=about)
-            self._moves.extend(plan.moves)
+            self._moves.extend(plan)
             self._for = first.pod.uid
 
     def _importance(self, waiter: Waiter) -> tuple[int, float, str, str]:

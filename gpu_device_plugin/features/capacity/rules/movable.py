@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TypeAlias
 
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.placing import Placement
@@ -121,17 +120,6 @@ class Fits:
             and (self.nodes is None or site.node.name in self.nodes)
             and (left is None or left.cover(self.amounts))
         )
-
-
-@dataclass(frozen=True, slots=True)
-class NodesFree:
-    """The goal that this many nodes have no pods on their GPUs."""
-
-    number: int
-
-
-Goal: TypeAlias = Fits | NodesFree
-"""What moves are for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from types import MappingProxyType
 
 from gpu_device_plugin.features.capacity.rules.movable import (
     Fits,
-    Goal,
     Move,
     PlannedNode,
     PlannedPod,
@@ -34,6 +33,8 @@ from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 Steps = Generator[None, None, None]
 Cost = tuple[int, int, int]
+Plan = tuple[Move, ...] | None
+"""The moves to make, one after the other; None: no plan was found."""
 Way = tuple[tuple[int, int], str, tuple[Placement, ...]]
 """A place for a pod: the unused GPUs that it begins for shares and the free shares beside it, the node, and there.
 """
@@ -55,23 +56,13 @@ _POLICY = "binpack"
 NO_BUDGETS: Mapping[str, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The moves to make, one after the other."""
-
-    moves: tuple[Move, ...] | None
-    """None: no plan was found."""
-
-    @property
-    def fewest(self) -> bool:
-        """Whether it is known that no plan has fewer moves."""
-        return self.moves is not None and len(self.moves) <= 1
-
-
 def planning(
-    sites: Iterable[PlannedNode], goal: Goal, budgets: Mapping[str, int] = NO_BUDGETS, most_steps: int = MOST_STEPS
+    sites: Iterable[PlannedNode],
+    goal: Fits | int,
+    budgets: Mapping[str, int] = NO_BUDGETS,
+    most_steps: int = MOST_STEPS,
 ) -> Generator[None, None, Plan]:
-    """Search for a plan, and yield every millisecond or two.
+    """Search for a plan by which a pod fits, or so many nodes have no pods on GPUs; yield every millisecond or two.
 
     No pod is moved twice. Of the plans that it comes to it is one with the fewest moves, then one whose most important
     pod is the least important, then one that moves the fewest shares. `budgets` are the evictions that each
@@ -93,12 +84,12 @@ def plan_each(
     hopeless: set[Fits] = set()
     for pod in sorted(waiting, key=lambda pod: -pod.pod.priority):
         goal = Fits(pod.ask, pod.amounts, pod.nodes, pod.pod.priority)
-        found = Plan(None) if goal in hopeless else finished(planning(now, goal, left))
-        if found.moves is None:
+        found = None if goal in hopeless else finished(planning(now, goal, left))
+        if found is None:
             hopeless.add(goal)
         else:
-            now = settled(after(now, found.moves), pod)
-            left.subtract(move.pod.budget for move in found.moves)
+            now = settled(after(now, found), pod)
+            left.subtract(move.pod.budget for move in found)
         yield pod, found, now
 
 
@@ -178,11 +169,11 @@ class _Search:
         """By what a pod needs, its places on the nodes as they were, the least wasteful first; one of each node."""
         self._best: _State | None = None
 
-    def run(self, goal: Goal) -> Generator[None, None, Plan]:
+    def run(self, goal: Fits | int) -> Generator[None, None, Plan]:
         """Search, and yield every millisecond or two."""
         with suppress(TooLongError):
-            yield from self._anywhere(goal) if isinstance(goal, Fits) else self._free_nodes(goal.number)
-        return Plan(None if self._best is None else self._best.moves)
+            yield from self._anywhere(goal) if isinstance(goal, Fits) else self._free_nodes(goal)
+        return None if self._best is None else self._best.moves
 
     def moved_away(self, node: str, pods: Iterable[PlannedPod]) -> tuple[tuple[Move, ...], tuple[PlannedPod, ...]]:
         """Return the moves of pods off their GPUs of a node, and the pods without room. Each may take all steps."""
