@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.features.learning.rules.arrivals import Placer, Policy
 from gpu_device_plugin.features.learning.rules.fair_learning import due, studying
 from gpu_device_plugin.features.learning.rules.marginal_value import NEVER, Appraiser, FreeCapacity, unused
-from gpu_device_plugin.features.learning.rules.workload_mix import PodKind, WorkloadMix, joined
+from gpu_device_plugin.features.learning.rules.workload_mix import PodKind, WorkloadMix, joined, needs_gpus
 from gpu_device_plugin.programs.simulate.experiment import gpu_nodes, policy_of, run
-from gpu_device_plugin.programs.simulate.model import gpus_with_room
 from gpu_device_plugin.scheduler.rules.packing import finished
 
 if TYPE_CHECKING:
@@ -189,11 +188,24 @@ class _LearningPlacer(SamplingPlacer):
         return self._best_fit if usable is None else Appraiser(usable)
 
 
+def _gpus_with_room(kind: PodKind, shape: NodeType, left: FreeCapacity) -> list[int]:
+    """Return the GPUs and instances of a node, by position, each of which has room for a pod's part of it."""
+    allow, only_gpus = kind.selector.allow_model, needs_gpus(kind)
+    return [
+        at
+        for at, (gpu, free) in enumerate(zip(shape.gpus, left.frees, strict=True))
+        if free > 0
+        and (free >= kind.shares if kind.shares else free == gpu.size)
+        and not (only_gpus and gpu.instance)
+        and allow(gpu.model)
+    ]
+
+
 def _fullest(kind: PodKind, shape: NodeType, left: FreeCapacity) -> list[int]:
     """Return the GPUs that a pod gets if it takes the fullest ones; fewer than it asks for: it does not fit."""
     if left.cpu_milli < kind.cpu_milli or left.memory_mib < kind.memory_mib:
         return []
-    return sorted(gpus_with_room(kind, shape, left), key=left.frees.__getitem__)[: kind.gpus]
+    return sorted(_gpus_with_room(kind, shape, left), key=left.frees.__getitem__)[: kind.gpus]
 
 
 class Fgd:
@@ -234,7 +246,7 @@ class Fgd:
         choices = [gpus]
         if kind.shares and kind.gpus == 1:
             # Of equal ones the first is enough.
-            every = reversed(gpus_with_room(kind, shape, left))
+            every = reversed(_gpus_with_room(kind, shape, left))
             choices = [[at] for at in {(left.frees[at], shape.cards[at] is None): at for at in every}.values()]
         return [(self._fragments(shape, left.after(kind, each)) - now, each) for each in choices]
 

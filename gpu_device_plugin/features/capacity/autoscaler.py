@@ -80,8 +80,11 @@ class Autoscaler:
         """
         if how != "stand-ins":
             await self._look(must=how == "buffers")
-        elif self._looked_at is None:
-            await self._look_for_former()
+        elif self._looked_at is None:  # there may be buffers of a time when the setting was another
+            try:
+                await self._look(must=False)
+            except ForbiddenError:
+                self._looked_at = self._context.clock()  # who may not list them has not made any
         by_buffers = bool(self._version) and how != "stand-ins"
         # Pods may have found a place, and nodes come, while it was worked out: what is new has to be wanted twice.
         if self._wanted is None:  # what another extender has asked for was wanted before
@@ -134,30 +137,16 @@ class Autoscaler:
         if self._looked_at is not None and self._context.clock() - self._looked_at < _LOOK_S:
             return
         self._version = ""
-        for version in _BUFFERS:
+        for version, kind in _BUFFERS.items():
+            found = self._client.objects(kind, read_metadata, namespace=self.namespace, labels=STAND_IN)
             try:
-                self._buffers = await self._names(version)
+                self._buffers = {meta.name: (meta.annotations or {}).get(STAND_IN, "") async for meta in found}
                 self._version = version
                 break
             except NotFoundError:
                 if must and version == list(_BUFFERS)[-1]:
                     raise
         self._looked_at = self._context.clock()
-
-    async def _look_for_former(self) -> None:
-        """Find out, once, which buffers there are of a time when the setting was another. Raises ApiError."""
-        try:
-            await self._look(must=False)
-        except ForbiddenError:
-            self._looked_at = self._context.clock()  # who may not list them has not made any
-
-    async def _names(self, version: str) -> dict[str, str]:
-        return {
-            meta.name: (meta.annotations or {}).get(STAND_IN, "")
-            async for meta in self._client.objects(
-                _BUFFERS[version], read_metadata, namespace=self.namespace, labels=STAND_IN
-            )
-        }
 
     async def _have_buffers(self, version: str, templates: Templates) -> None:
         for name in [name for name, asked in self._buffers.items() if asked != _asked(templates.get(name))]:
