@@ -76,7 +76,7 @@ def placer_on(
     return SamplingPlacer(nodes, workload.kinds, Apart(chosen) if others_apart else chosen, percentage)
 
 
-def policy_named(name: str, nodes: Sequence[Start], workload: Workload) -> Policy[Any]:
+def policy_named(name: str, nodes: Sequence[Start], workload: Workload) -> Policy:
     """Return a policy of the extender, ``fgd`` or ``bestfit``."""
     match name:
         case "fgd":
@@ -114,7 +114,7 @@ def nodes_to_find(nodes: int, percentage: int) -> int:
 class SamplingPlacer(Placer):
     """Goes round the nodes: a sample begins where the one before it ended. Zones are not modelled."""
 
-    def __init__(self, nodes: Sequence[Start], kinds: Sequence[PodKind], policy: Policy[Any], percentage: int) -> None:
+    def __init__(self, nodes: Sequence[Start], kinds: Sequence[PodKind], policy: Policy, percentage: int) -> None:
         super().__init__(nodes, kinds, policy)
         self.missed: list[bool] = []
         """By arrival: it fit on no node of the sample, but on another one, which it then got."""
@@ -123,7 +123,7 @@ class SamplingPlacer(Placer):
         self._passes: dict[int, tuple[bytearray, int]] = {}
         """By kind: 1 for each row that `passes`, and how many changes that includes."""
 
-    def follow(self, policy: Policy[Any]) -> None:
+    def follow(self, policy: Policy) -> None:
         """Score by another policy, or by newer tables, from now on."""
         self._policy = policy
         self._seen = [policy.appraise(shape, left) for shape, left in zip(self.shapes, self.lefts, strict=True)]
@@ -181,7 +181,7 @@ class _LearningPlacer(SamplingPlacer):
             self._mix.add([self.kinds[kind]], 0.0)
         return found
 
-    def _learned(self) -> Policy[Any]:
+    def _learned(self) -> Policy:
         if self._name == "fgd":
             return Fgd(joined(self._mix.by_namespace().values()))
         usable = finished(studying(self._mix, self._gpu_nodes)).usable
@@ -317,7 +317,7 @@ class Apart:
     That is the default score of kube-scheduler's plugin NodeResourcesFit, for pods about which it asks no extender.
     """
 
-    def __init__(self, policy: Policy[Any]) -> None:
+    def __init__(self, policy: Policy) -> None:
         self._policy = policy
 
     def appraise(self, shape: NodeType, left: FreeCapacity) -> tuple[Any, NodeType, FreeCapacity]:

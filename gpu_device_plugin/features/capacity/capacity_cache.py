@@ -138,10 +138,6 @@ class CapacityCache(SchedulerFeature):
         """Return the pods on a node."""
         return [self.pods[each.uid] for each in self._context.fleet.on_node(name) if each.uid in self.pods]
 
-    def to_move(self) -> Sequence[Pod]:
-        """Return the pods that somebody wants to move."""
-        return [pod for pod in self.pods.values() if MOVE_TO in pod.annotations and not pod.deleting]
-
     # --- Nodes --------------------------------------------------------------------------------------------------------
 
     def keys_of_nodes(self) -> frozenset[str] | None:  # noqa: D102
@@ -179,10 +175,6 @@ class CapacityCache(SchedulerFeature):
         """Return what makes residents of pods, of which those that may be moved may go to these nodes."""
         # The eviction itself asks PodDisruptionBudgets.
         return Residents([self.nodes[name] for name in nodes], self._context.resources, {})
-
-    def hostnames(self) -> frozenset[str]:
-        """Return the host names of all nodes that share GPUs."""
-        return frozenset(node.hostname for node in self.nodes.values() if node.shares_gpus)
 
     def young(self, since_s: float) -> Iterator[NodeRecord]:
         """Yield the nodes that share GPUs, were made after `since_s` (seconds since the epoch), and are to stay."""

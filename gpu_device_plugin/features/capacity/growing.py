@@ -107,7 +107,7 @@ class Grower:
         if nodes and 0 < len(recent) < len(kinds):
             nodes += (await _packed(useful, fitting, kinds, coming, recent))[len(nodes) :]
         nodes += await self._for_unknown_kinds({needs: groups[needs] for needs in groups if not fitting[needs]}, kinds)
-        present = self._cache.hostnames()
+        present = frozenset(node.hostname for node in self._cache.nodes.values() if node.shares_gpus)
         known = self._present | present
         self._present = known if self.latest and len(known) <= 2 * len(present) + _GONE else present
         most = min(_MOST_NODES, max(1, _MOST_NAMED // (len(self._present) or 1)))

@@ -114,7 +114,7 @@ class Mover:
             raise failed
 
     def _due(self) -> Sequence[Pod]:
-        wishes = self._cache.to_move()
+        wishes = [pod for pod in self._cache.pods.values() if MOVE_TO in pod.annotations and not pod.deleting]
         uids = {pod.uid for pod in wishes}
         self._tried = {uid: tried for uid, tried in self._tried.items() if uid in uids}
         now = self._context.clock()
