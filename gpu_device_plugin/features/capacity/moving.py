@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.turns import in_turns
@@ -248,8 +248,7 @@ class Rebalancer:
     _context: ControllerContext
     _cache: CapacityCache
     _mover: Mover
-    _: KW_ONLY
-    patience_s: float = 120.0
+    patience_s: float = field(default=120.0, init=False)
     """How long after the eviction a plan waits for the replacement: the pod may take hours to end, and its controller
     not exist."""
 
@@ -326,7 +325,7 @@ class Rebalancer:
         self._turn_at = {namespace: at for namespace, at in self._turn_at.items() if now - at < _HOUR_S}
         first = min(due, key=self._importance)
         self._tried_at[first.pod.uid] = self._turn_at[first.pod.namespace] = now
-        plan = await last_of(planning(await self._sites(), self._goal(first)))
+        plan = await last_of(planning(await self._sites(), self._goal(first), {}))
         if plan and len(plan) <= self._left():
             about = {"pod": str(first.pod), "moves": len(plan)}
             _log.info("pods are moved so that one that waits has room", extra=about)

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import nlargest
-from types import MappingProxyType
 
 from gpu_device_plugin.features.capacity.rules.movable import (
     Fits,
@@ -53,14 +52,10 @@ so many pods could not be moved."""
 _DEEPEST = 2
 """How many pods make room for one another in a row."""
 _POLICY = "binpack"
-NO_BUDGETS: Mapping[str, int] = MappingProxyType({})
 
 
 def planning(
-    sites: Iterable[PlannedNode],
-    goal: Fits | int,
-    budgets: Mapping[str, int] = NO_BUDGETS,
-    most_steps: int = MOST_STEPS,
+    sites: Iterable[PlannedNode], goal: Fits | int, budgets: Mapping[str, int], most_steps: int = MOST_STEPS
 ) -> Generator[None, None, Plan]:
     """Search for a plan by which a pod fits, or so many nodes have no pods on GPUs; yield every millisecond or two.
 
