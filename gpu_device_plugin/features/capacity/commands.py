@@ -263,18 +263,16 @@ class Mover:
         while True:
             try:
                 await self._access.client.patch(PODS, pod.name, body, namespace=pod.namespace)
-            except UnavailableError as error:
+            except ApiError as error:
                 # Ctrl-C in a terminal ends kubectl's proxy, too, which is then started again. To withdraw a wish twice
                 # does no harm.
-                if destination is not None or time.monotonic() >= end:
+                again = isinstance(error, UnavailableError)
+                if destination is not None or (again and time.monotonic() >= end):
                     raise MoveStoppedError(f"the wish cannot be written: {unread(error)}") from error
-                await asyncio.sleep(0.2)
-            except ApiError as error:
-                if destination is not None:
-                    raise MoveStoppedError(f"the wish cannot be written: {unread(error)}") from error
-                return
-            else:
-                return
+                if again:
+                    await asyncio.sleep(0.2)
+                    continue
+            return
 
     async def _pod(self, move: Move) -> Pod | None:
         """Return the pod of this name as it is now; None: it is gone."""
