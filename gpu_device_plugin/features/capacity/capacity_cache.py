@@ -70,9 +70,9 @@ class CapacityCache(SchedulerFeature):
 
     def __post_init__(self) -> None:
         settings = self._context.settings().of(CapacitySettings)
-        self.every_pod = settings.follows_every_pod
+        self.every_pod = settings.keep_nodes or settings.rebalance > 0
         """Keep all bound pods, and what decides whether they may be moved; not those alone that are to be moved."""
-        self._waiting_pods = settings.follows_waiting_pods
+        self._waiting_pods = settings.grow != "off" or settings.rebalance > 0
         """Keep what decides which nodes would help the pods that wait."""
         self.holds = Holds(self._context)
         self.pods: dict[str, Pod] = {}

@@ -33,13 +33,3 @@ class CapacitySettings(Settings):
         "How many pods the extender may move in an hour so that waiting pods have room. Needs "
         "deploy/optional/capacity.yaml.",
     )
-
-    @property
-    def follows_every_pod(self) -> bool:
-        """Whether pods may have to go elsewhere, for which more of them and of nodes is kept."""
-        return self.keep_nodes or self.rebalance > 0
-
-    @property
-    def follows_waiting_pods(self) -> bool:
-        """Whether something is done for pods that wait, for which more of them and of nodes is kept."""
-        return self.grow != "off" or self.rebalance > 0

@@ -64,8 +64,10 @@ def planning(
     PodDisruptionBudget allows; all moves of a plan count together, as if no replacement became ready meanwhile. After
     `most_steps` the result is the best plan so far.
     """
-    highest = goal.priority if isinstance(goal, Fits) else None
-    return _Search(sites, budgets, most_steps, highest).run(goal)
+    search = _Search(sites, budgets, most_steps, goal.priority if isinstance(goal, Fits) else None)
+    with suppress(TooLongError):
+        yield from search.room_anywhere(goal) if isinstance(goal, Fits) else search.free_nodes(goal)
+    return None if search.best is None else search.best.moves
 
 
 def plan_each(
@@ -162,13 +164,7 @@ class _Search:
         self._packer = cache(Packer)
         self._known: dict[Fits, list[Way]] = {}
         """By what a pod needs, its places on the nodes as they were, the least wasteful first; one of each node."""
-        self._best: _State | None = None
-
-    def run(self, goal: Fits | int) -> Generator[None, None, Plan]:
-        """Search, and yield every millisecond or two."""
-        with suppress(TooLongError):
-            yield from self._anywhere(goal) if isinstance(goal, Fits) else self._free_nodes(goal)
-        return None if self._best is None else self._best.moves
+        self.best: _State | None = None
 
     def moved_away(self, node: str, pods: Iterable[PlannedPod]) -> tuple[tuple[Move, ...], tuple[PlannedPod, ...]]:
         """Return the moves of pods off their GPUs of a node, and the pods without room. Each may take all steps."""
@@ -186,18 +182,18 @@ class _Search:
         return state.moves, tuple(stuck)
 
     def _keep(self, state: _State | None) -> None:
-        if state is not None and (self._best is None or state.cost < self._best.cost):
-            self._best = state
+        if state is not None and (self.best is None or state.cost < self.best.cost):
+            self.best = state
 
-    def _anywhere(self, want: Fits) -> Steps:
+    def room_anywhere(self, want: Fits) -> Steps:
         """Make room on one node after the other, where the fewest pods have to leave first."""
         begin = _State()
         for pods, name in (yield from self._nearest(begin, want, {}, _MOST_NODES)):
-            if self._best is not None and pods > len(self._best.moves):
+            if self.best is not None and pods > len(self.best.moves):
                 return
             self._keep((yield from self._room_made(begin, name, want, _DEEPEST, {})))
 
-    def _free_nodes(self, number: int) -> Steps:
+    def free_nodes(self, number: int) -> Steps:
         """Empty the nodes with the fewest pods; where that is not enough, once more without the first, and so on."""
         order = sorted((site for site in self._sites.values() if site.node.gpus.gpus), key=lambda s: len(s.residents))
         for first in range(min(_MOST_NEAR, len(order))):
