@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.commandline import FAILED, OK, say, width
 from gpu_device_plugin.features.capacity.arrangement import BUDGETS, Arrangement, ArrangementReader
-from gpu_device_plugin.features.capacity.contract import Destination, write_destination
+from gpu_device_plugin.features.capacity.contract import MANIFEST, Destination, write_destination
 from gpu_device_plugin.features.capacity.report import (
     gpu_lines,
     move_lines,
@@ -55,9 +55,6 @@ from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     import msgspec
-
-
-_MANIFEST = "deploy/optional/capacity.yaml (chart: scheduler.capacity)"
 
 
 async def plan_moves(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
@@ -228,7 +225,7 @@ class Mover:
             await self._wish(pod, None)
             raise MoveStoppedError(
                 f"no scheduler extender has moved {move.pod} within {self.answer_s:g} s, and the wish is "
-                f"withdrawn; it moves pods where its rights are given: {_MANIFEST}"
+                f"withdrawn; it moves pods where its rights are given: {MANIFEST}"
             )
 
     async def _await_replacement(self, move: Move, pod: Pod, siblings: set[str]) -> str:

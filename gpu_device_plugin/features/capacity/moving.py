@@ -18,7 +18,7 @@ from gpu_device_plugin.aio.turns import in_turns
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind, AuditRecord
 from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache, Waiter, replaceable
-from gpu_device_plugin.features.capacity.contract import Destination, HeldRoom, read_destination
+from gpu_device_plugin.features.capacity.contract import MANIFEST, Destination, HeldRoom, read_destination
 from gpu_device_plugin.features.capacity.rules.movable import (
     Fits,
     Move,
@@ -62,7 +62,6 @@ _AGAIN_S, _LATEST_AGAIN_S = 1.0, 300.0
 """A wish that could neither be fulfilled nor refused is looked at again after so long, then after twice as long."""
 _CALL_S = 5.0
 _POLICY = "binpack"
-MANIFEST = "deploy/optional/capacity.yaml (chart: scheduler.capacity)"
 
 
 @dataclass(eq=False)
