@@ -60,7 +60,7 @@ class Autoscaler:
         self._version = ""
         """Of the CapacityBuffers that the API server has; empty: it has none."""
         self._buffers: dict[str, str] = {}
-        """By name of ours, what is asked by it (`asks.named`)."""
+        """By name of ours, what is asked by it (`node_requests.named`)."""
         self._wanted: Collection[str] | None = None
         """The names under which something was wanted last; None: another extender knows."""
         self._owners: list[dict[str, Any]] | None = None

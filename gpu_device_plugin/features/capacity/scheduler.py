@@ -87,13 +87,10 @@ class Capacity(SchedulerFeature):
 
     def _forget(self, term: Hashable) -> None:
         self._term = term
-        self.cache.holds.forget()
-        self._autoscaler.forget()
-        self.rebalancer.forget()
-        self.keeper.forget()
+        for part in (self.cache.holds, self._autoscaler, self.rebalancer, self.keeper, self._kinds):
+            part.forget()
         self._rested_at.clear()
         self._decided = None
-        self._kinds.forget()
 
     async def _shelter(self) -> None:
         self.cache.holds.expire()
