@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpu_device_plugin.features.capacity import CapacitySettings
 from gpu_device_plugin.features.capacity.commands import PLAN
-from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.features.claims.claim_objects import (
     ABSENT,
     CLAIMS,

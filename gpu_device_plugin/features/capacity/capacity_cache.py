@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.features.capacity import CapacitySettings
 from gpu_device_plugin.features.capacity.arrangement import evictability
 from gpu_device_plugin.features.capacity.held_room import Holds
 from gpu_device_plugin.features.capacity.rules.movable import Evictability, Residents, other_resources
 from gpu_device_plugin.features.capacity.rules.node_kinds import Needs
-from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.kubernetes.objects.decoding import OF_ONE_NODE
 from gpu_device_plugin.model.contract.keys import (
     HELD_ROOM,

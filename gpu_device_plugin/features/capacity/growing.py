@@ -11,11 +11,11 @@ from typing import TypeAlias
 
 from gpu_device_plugin.aio.turns import in_turns
 from gpu_device_plugin.aio.waiting import last_of
+from gpu_device_plugin.features.capacity import CapacitySettings
 from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache, Waiter, replaceable
 from gpu_device_plugin.features.capacity.known_kinds import KnownKinds
 from gpu_device_plugin.features.capacity.rules.node_kinds import Needs, NodeKind, lasting, likely_labels, needed, unlike
 from gpu_device_plugin.features.capacity.rules.node_requests import PRIORITY, Asker, Attempts, Wanted, common_terms
-from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.kubernetes.writers.events import EventSubject
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.times import rfc3339

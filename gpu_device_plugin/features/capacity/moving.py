@@ -17,6 +17,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.turns import in_turns
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind, AuditRecord
+from gpu_device_plugin.features.capacity import CapacitySettings
 from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache, Waiter, replaceable
 from gpu_device_plugin.features.capacity.contract import MANIFEST, Destination, HeldRoom, read_destination
 from gpu_device_plugin.features.capacity.rules.movable import (
@@ -28,7 +29,6 @@ from gpu_device_plugin.features.capacity.rules.movable import (
     shares_of,
 )
 from gpu_device_plugin.features.capacity.rules.plans import planning
-from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.kubernetes.client.errors import (
     ApiError,
     ConflictError,

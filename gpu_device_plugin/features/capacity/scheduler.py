@@ -10,6 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.features.capacity import CapacitySettings
 from gpu_device_plugin.features.capacity.autoscaler import Autoscaler
 from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
 from gpu_device_plugin.features.capacity.contract import MANIFEST
@@ -17,7 +18,6 @@ from gpu_device_plugin.features.capacity.growing import Grower
 from gpu_device_plugin.features.capacity.keeping import Keeper
 from gpu_device_plugin.features.capacity.known_kinds import KnownKinds
 from gpu_device_plugin.features.capacity.moving import Mover, Rebalancer
-from gpu_device_plugin.features.capacity.settings import CapacitySettings
 from gpu_device_plugin.kubernetes.client.config import SERVICE_ACCOUNT
 from gpu_device_plugin.kubernetes.client.errors import ApiError
 from gpu_device_plugin.model.pods import Pod
