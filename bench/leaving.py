@@ -111,7 +111,7 @@ class Rebalancer(Placer):
         if not pod.gpus or allowance < 1 or (vain is not None and self._left - vain < _VAIN):
             return False
         goal = Fits(self._asks[kind], Amounts(pod.cpu_milli, pod.memory_mib))
-        found = finished(planning(map(self._site, range(len(self._nodes))), goal, {}, _MOST_STEPS)).moves
+        found = finished(planning(map(self._site, range(len(self._nodes))), goal, {}, _MOST_STEPS))
         if found is None or len(found) > allowance:
             self._vain[kind] = self._left
             return False

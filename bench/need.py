@@ -119,7 +119,7 @@ def main() -> None:
     running = sum(map(len, pods.values()))
     print(f"| {given.pods:,} pods of {len(kinds)} kinds need {len(need)} nodes, of {len(types)} types |"
           f" {total:.0f} ms | {longest:.1f} ms |")  # fmt: skip
-    found, total, longest = steps(leaving(nodes, pods))
+    found, total, longest = steps(leaving(nodes, pods, {}))
     print(f"| of {given.nodes:,} nodes with {running:,} pods {len(found.may_go):,} may go |"
           f" {total:.0f} ms | {longest:.1f} ms |")  # fmt: skip
 

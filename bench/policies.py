@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.features.learning.rules.arrivals import Placer, Policy
 from gpu_device_plugin.features.learning.rules.fair_learning import due, studying
 from gpu_device_plugin.features.learning.rules.marginal_value import NEVER, Appraiser, FreeCapacity, unused
-from gpu_device_plugin.features.learning.rules.workload_mix import PodKind, WorkloadMix, joined
+from gpu_device_plugin.features.learning.rules.workload_mix import PodKind, WorkloadMix, joined, needs_gpus
 from gpu_device_plugin.programs.simulate.experiment import gpu_nodes, policy_of, run
-from gpu_device_plugin.programs.simulate.model import gpus_with_room
 from gpu_device_plugin.scheduler.rules.packing import finished
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def placer_on(
     return SamplingPlacer(nodes, workload.kinds, Apart(chosen) if others_apart else chosen, percentage)
 
 
-def policy_named(name: str, nodes: Sequence[Start], workload: Workload) -> Policy[Any]:
+def policy_named(name: str, nodes: Sequence[Start], workload: Workload) -> Policy:
     """Return a policy of the extender, ``fgd`` or ``bestfit``."""
     match name:
         case "fgd":
@@ -115,7 +114,7 @@ def nodes_to_find(nodes: int, percentage: int) -> int:
 class SamplingPlacer(Placer):
     """Goes round the nodes: a sample begins where the one before it ended. Zones are not modelled."""
 
-    def __init__(self, nodes: Sequence[Start], kinds: Sequence[PodKind], policy: Policy[Any], percentage: int) -> None:
+    def __init__(self, nodes: Sequence[Start], kinds: Sequence[PodKind], policy: Policy, percentage: int) -> None:
         super().__init__(nodes, kinds, policy)
         self.missed: list[bool] = []
         """By arrival: it fit on no node of the sample, but on another one, which it then got."""
@@ -124,7 +123,7 @@ class SamplingPlacer(Placer):
         self._passes: dict[int, tuple[bytearray, int]] = {}
         """By kind: 1 for each row that `passes`, and how many changes that includes."""
 
-    def follow(self, policy: Policy[Any]) -> None:
+    def follow(self, policy: Policy) -> None:
         """Score by another policy, or by newer tables, from now on."""
         self._policy = policy
         self._seen = [policy.appraise(shape, left) for shape, left in zip(self.shapes, self.lefts, strict=True)]
@@ -182,18 +181,31 @@ class _LearningPlacer(SamplingPlacer):
             self._mix.add([self.kinds[kind]], 0.0)
         return found
 
-    def _learned(self) -> Policy[Any]:
+    def _learned(self) -> Policy:
         if self._name == "fgd":
             return Fgd(joined(self._mix.by_namespace().values()))
         usable = finished(studying(self._mix, self._gpu_nodes)).usable
         return self._best_fit if usable is None else Appraiser(usable)
 
 
+def _gpus_with_room(kind: PodKind, shape: NodeType, left: FreeCapacity) -> list[int]:
+    """Return the GPUs and instances of a node, by position, each of which has room for a pod's part of it."""
+    allow, only_gpus = kind.selector.allow_model, needs_gpus(kind)
+    return [
+        at
+        for at, (gpu, free) in enumerate(zip(shape.gpus, left.frees, strict=True))
+        if free > 0
+        and (free >= kind.shares if kind.shares else free == gpu.size)
+        and not (only_gpus and gpu.instance)
+        and allow(gpu.model)
+    ]
+
+
 def _fullest(kind: PodKind, shape: NodeType, left: FreeCapacity) -> list[int]:
     """Return the GPUs that a pod gets if it takes the fullest ones; fewer than it asks for: it does not fit."""
     if left.cpu_milli < kind.cpu_milli or left.memory_mib < kind.memory_mib:
         return []
-    return sorted(gpus_with_room(kind, shape, left), key=left.frees.__getitem__)[: kind.gpus]
+    return sorted(_gpus_with_room(kind, shape, left), key=left.frees.__getitem__)[: kind.gpus]
 
 
 class Fgd:
@@ -234,7 +246,7 @@ class Fgd:
         choices = [gpus]
         if kind.shares and kind.gpus == 1:
             # Of equal ones the first is enough.
-            every = reversed(gpus_with_room(kind, shape, left))
+            every = reversed(_gpus_with_room(kind, shape, left))
             choices = [[at] for at in {(left.frees[at], shape.cards[at] is None): at for at in every}.values()]
         return [(self._fragments(shape, left.after(kind, each)) - now, each) for each in choices]
 
@@ -305,7 +317,7 @@ class Apart:
     That is the default score of kube-scheduler's plugin NodeResourcesFit, for pods about which it asks no extender.
     """
 
-    def __init__(self, policy: Policy[Any]) -> None:
+    def __init__(self, policy: Policy) -> None:
         self._policy = policy
 
     def appraise(self, shape: NodeType, left: FreeCapacity) -> tuple[Any, NodeType, FreeCapacity]:

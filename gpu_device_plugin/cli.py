@@ -293,16 +293,9 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
     doctor.add_argument("--host-root", metavar="DIR", help="directory where the node's own file system is mounted")
     _add_config(doctor, services["node"][0], shown=False)
     # The kubectl plugin in one file has no simulator, and never comes here.
-    from gpu_device_plugin.programs.simulate.arguments import DESCRIPTION, EPILOG, USAGE, add_arguments  # noqa: PLC0415
+    from gpu_device_plugin.programs.simulate.arguments import add_simulate  # noqa: PLC0415
 
-    simulate = commands.add_parser(
-        "simulate",
-        help="what would fit, under which policy, on how many nodes",
-        description=DESCRIPTION,
-        usage=USAGE,
-        epilog=EPILOG,
-    )
-    add_arguments(simulate)
+    add_simulate(commands)
     _add_cost(commands)
     demo = commands.add_parser(
         "demo",

@@ -1,9 +1,10 @@
 """What the searches that take many steps find, all steps taken at once."""
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
-from gpu_device_plugin.features.capacity.rules.movable import Goal, PlannedNode
-from gpu_device_plugin.features.capacity.rules.plans import NO_BUDGETS, Plan, planning
+from gpu_device_plugin.features.capacity.rules.movable import Fits, PlannedNode
+from gpu_device_plugin.features.capacity.rules.plans import Plan, planning
 from gpu_device_plugin.features.learning.rules.fair_learning import LearningResult, studying
 from gpu_device_plugin.features.learning.rules.price_learning import Tables, learning
 from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind, WorkloadMix
@@ -20,6 +21,6 @@ def studied(mix: WorkloadMix, nodes: Mapping[NodeType, int]) -> LearningResult:
     return finished(studying(mix, nodes))
 
 
-def plan(sites: Iterable[PlannedNode], goal: Goal, budgets: Mapping[str, int] = NO_BUDGETS) -> Plan:
+def plan(sites: Iterable[PlannedNode], goal: Fits | int, budgets: Mapping[str, int] = MappingProxyType({})) -> Plan:
     """Return few moves that reach a goal."""
     return finished(planning(sites, goal, budgets))

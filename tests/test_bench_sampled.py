@@ -1,7 +1,6 @@
 """The benches sample nodes as kube-scheduler does, and says which pods fit on no node of their sample."""
 
 import random
-from typing import Any
 
 import pytest
 
@@ -116,7 +115,7 @@ def test_of_all_nodes_every_one_that_fits_is_in_the_sample_in_the_order_of_nodes
     rng = random.Random(0)  # noqa: S311 - the same pods every time
     nodes = [Start.empty(f"n{at}", rng.choice((T4, MIXED))) for at in range(130)]
     mix = dict.fromkeys(kinds, 1.0)
-    policies: tuple[Policy[Any], ...] = (
+    policies: tuple[Policy, ...] = (
         Appraiser(learn(mix, gpu_nodes(nodes))),
         Fgd(mix),
         BestFit(nodes),

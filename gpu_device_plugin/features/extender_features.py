@@ -1,7 +1,7 @@
 """The list of the extender's features, in their order, with what each needs of others."""
 
 from gpu_device_plugin.feature_list import FeatureSpec, settings_of
-from gpu_device_plugin.features.capacity.settings import CapacitySettings
+from gpu_device_plugin.features.capacity import CapacitySettings
 from gpu_device_plugin.features.idle.settings import IdleActionSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 

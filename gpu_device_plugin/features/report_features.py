@@ -8,7 +8,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
-from gpu_device_plugin.features.capacity.settings import CapacitySettings
+from gpu_device_plugin.features.capacity import CapacitySettings
 from gpu_device_plugin.features.claims.claim_objects import ABSENT, CLAIMS, read_shown_claim, unseen
 from gpu_device_plugin.features.claims.claimed_gpus import pools, waits_for_ours, with_claims
 from gpu_device_plugin.features.claims.report import by_claim_instead, claims, claims_state, explanation

@@ -1,1 +1,35 @@
 """Nodes and room for pods that wait: nodes are asked for, kept and filled up, pods moved, and room held for them."""
+
+from __future__ import annotations
+
+from gpu_device_plugin.settings.forms import SWITCH, duration, number, one_of
+from gpu_device_plugin.settings.knobs import Settings, knob
+
+
+class CapacitySettings(Settings):
+    """Whether nodes are asked for and kept, and pods moved."""
+
+    grow: str = knob(
+        "off",
+        one_of("off", "auto", "buffers", "stand-ins"),
+        "Ask the cluster's autoscaler for nodes that waiting pods need GPU by GPU: by CapacityBuffers, by pods that "
+        "stand in for the room, or by what there is (auto). Needs deploy/optional/capacity.yaml.",
+    )
+    node_start_s: float = knob(
+        "10m",
+        duration(),
+        "How long a new node may take until its GPUs are offered; none is asked for in its place meanwhile.",
+        live=True,
+    )
+    keep_nodes: bool = knob(
+        "false",
+        SWITCH,
+        "Keep autoscalers from removing nodes whose pods have no place on other GPUs, and hold the places of those "
+        "that have. Needs deploy/optional/capacity.yaml.",
+    )
+    rebalance: int = knob(
+        "0",
+        number(0, 10_000),
+        "How many pods the extender may move in an hour so that waiting pods have room. Needs "
+        "deploy/optional/capacity.yaml.",
+    )

@@ -120,10 +120,8 @@ class ArrangementReader:
         """
         allowed = {budget.name: budget.status.disruptions_allowed for budget in self._budgets}
         open_ = [view for view in views if view.takes_pods and not view.candidate.gpus.problem]
-        residents, names = (
-            Residents([view.record for view in open_], self._resources, allowed),
-            {view.name for view in open_},
-        )
+        residents = Residents([view.record for view in open_], self._resources, allowed)
+        names = {view.name for view in open_}
         sites = []
         for view in views:
             there = [

@@ -48,7 +48,7 @@ class Autoscaler:
     """The cluster's autoscaler, as far as it can be asked."""
 
     _context: ControllerContext
-    _followed: CapacityCache
+    _cache: CapacityCache
     namespace: str
     """In which the objects are made."""
 
@@ -60,7 +60,7 @@ class Autoscaler:
         self._version = ""
         """Of the CapacityBuffers that the API server has; empty: it has none."""
         self._buffers: dict[str, str] = {}
-        """By name of ours, what is asked by it (`asks.named`)."""
+        """By name of ours, what is asked by it (`node_requests.named`)."""
         self._wanted: Collection[str] | None = None
         """The names under which something was wanted last; None: another extender knows."""
         self._owners: list[dict[str, Any]] | None = None
@@ -80,12 +80,15 @@ class Autoscaler:
         """
         if how != "stand-ins":
             await self._look(must=how == "buffers")
-        elif self._looked_at is None:
-            await self._look_for_former()
+        elif self._looked_at is None:  # there may be buffers of a time when the setting was another
+            try:
+                await self._look(must=False)
+            except ForbiddenError:
+                self._looked_at = self._context.clock()  # who may not list them has not made any
         by_buffers = bool(self._version) and how != "stand-ins"
         # Pods may have found a place, and nodes come, while it was worked out: what is new has to be wanted twice.
         if self._wanted is None:  # what another extender has asked for was wanted before
-            self._wanted = {*self._buffers, *(pod.name for pod in self._followed.stand_ins.values())}
+            self._wanted = {*self._buffers, *(pod.name for pod in self._cache.stand_ins.values())}
         all_wanted = named(wanted)
         templates = {name: template for name, template in all_wanted.items() if name in self._wanted}
         self._wanted = all_wanted.keys()
@@ -95,20 +98,20 @@ class Autoscaler:
 
     async def clear(self) -> None:
         """Remove what was asked for while the setting was another. Raises ApiError."""
-        if self._looked_at is None or self._followed.stand_ins or self._buffers:
+        if self._looked_at is None or self._cache.stand_ins or self._buffers:
             await self.ask([], "stand-ins")
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
     async def _have_pods(self, templates: Templates) -> None:
-        there = [pod for pod in self._followed.stand_ins.values() if pod.namespace == self.namespace]
+        there = [pod for pod in self._cache.stand_ins.values() if pod.namespace == self.namespace]
         for pod in there:
             if not pod.deleting and pod.annotations.get(STAND_IN) != _asked(templates.get(pod.name)):
                 with suppress(NotFoundError, ConflictError):
                     await self._client.delete(PODS, pod.name, namespace=self.namespace, uid=pod.uid)
             elif pod.uid not in self._told and not pod.deleting:
                 await self._tell(pod.name, pod.uid)
-        self._told.intersection_update(self._followed.stand_ins)
+        self._told.intersection_update(self._cache.stand_ins)
         right = {(pod.name, pod.annotations.get(STAND_IN)) for pod in there}
         for name, template in templates.items():
             if (name, _asked(template)) not in right:
@@ -134,30 +137,16 @@ class Autoscaler:
         if self._looked_at is not None and self._context.clock() - self._looked_at < _LOOK_S:
             return
         self._version = ""
-        for version in _BUFFERS:
+        for version, kind in _BUFFERS.items():
+            found = self._client.objects(kind, read_metadata, namespace=self.namespace, labels=STAND_IN)
             try:
-                self._buffers = await self._names(version)
+                self._buffers = {meta.name: (meta.annotations or {}).get(STAND_IN, "") async for meta in found}
                 self._version = version
                 break
             except NotFoundError:
                 if must and version == list(_BUFFERS)[-1]:
                     raise
         self._looked_at = self._context.clock()
-
-    async def _look_for_former(self) -> None:
-        """Find out, once, which buffers there are of a time when the setting was another. Raises ApiError."""
-        try:
-            await self._look(must=False)
-        except ForbiddenError:
-            self._looked_at = self._context.clock()  # who may not list them has not made any
-
-    async def _names(self, version: str) -> dict[str, str]:
-        return {
-            meta.name: (meta.annotations or {}).get(STAND_IN, "")
-            async for meta in self._client.objects(
-                _BUFFERS[version], read_metadata, namespace=self.namespace, labels=STAND_IN
-            )
-        }
 
     async def _have_buffers(self, version: str, templates: Templates) -> None:
         for name in [name for name, asked in self._buffers.items() if asked != _asked(templates.get(name))]:
@@ -183,7 +172,7 @@ class Autoscaler:
     async def remove_startup_taints(self) -> None:
         """Open new nodes to pods: remove `STARTUP_TAINT` from nodes whose kubelets offer GPUs. Raises ApiError."""
         candidates = self._context.fleet.candidates
-        for node in tuple(self._followed.unsettled.values()):
+        for node in tuple(self._cache.unsettled.values()):
             there = candidates.get(node.name)
             if node.starting and node.offers and there is not None and there.rooms and not there.gpus.problem:
                 with suppress(ConflictError, NotFoundError):  # the watch shows it as it is now

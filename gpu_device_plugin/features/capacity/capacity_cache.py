@@ -1,16 +1,19 @@
-"""What the capacity controller keeps of pods and nodes, beside the fleet."""
+"""What the capacity controller keeps of pods and nodes, beside the fleet; and the pods for which no node has room."""
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.features.capacity import CapacitySettings
 from gpu_device_plugin.features.capacity.arrangement import evictability
 from gpu_device_plugin.features.capacity.held_room import Holds
-from gpu_device_plugin.features.capacity.rules.movable import Evictability, Residents
-from gpu_device_plugin.features.capacity.settings import CapacitySettings
+from gpu_device_plugin.features.capacity.rules.movable import Evictability, Residents, other_resources
+from gpu_device_plugin.features.capacity.rules.node_kinds import Needs
 from gpu_device_plugin.kubernetes.objects.decoding import OF_ONE_NODE
 from gpu_device_plugin.model.contract.keys import (
     HELD_ROOM,
@@ -29,6 +32,7 @@ from gpu_device_plugin.scheduler.cluster_follower import is_stand_in
 from gpu_device_plugin.scheduler.controller_context import ControllerContext
 from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
+from gpu_device_plugin.scheduler.rules.pod_demand import Impossible, ask
 
 if TYPE_CHECKING:
     import msgspec
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
 _KEPT = frozenset({KEPT_NODE, *KEEPS})
 _READ_ON_PODS = WISHES | {MOVE_TO}
 _NO_FACTS = Evictability()
+_NEW_S = 60.0
+"""How long after a node was made kube-scheduler may not have tried a pod on it: it retries one within 10 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,14 @@ class PodWithFacts(Pod):
     """Since when its scheduler finds no node for it, in seconds since the epoch by the API server's clock."""
 
 
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A pod for which its scheduler, whichever part of it, has found no node."""
+
+    pod: Pod
+    needs: Needs
+
+
 @dataclass(eq=False)
 class CapacityCache(SchedulerFeature):
     """The pods that may have to move, or wait for room; the nodes; and the room that is held."""
@@ -56,9 +70,9 @@ class CapacityCache(SchedulerFeature):
 
     def __post_init__(self) -> None:
         settings = self._context.settings().of(CapacitySettings)
-        self.every_pod = settings.follows_every_pod
+        self.every_pod = settings.keep_nodes or settings.rebalance > 0
         """Keep all bound pods, and what decides whether they may be moved; not those alone that are to be moved."""
-        self._waiting_pods = settings.follows_waiting_pods
+        self._waiting_pods = settings.grow != "off" or settings.rebalance > 0
         """Keep what decides which nodes would help the pods that wait."""
         self.holds = Holds(self._context)
         self.pods: dict[str, Pod] = {}
@@ -124,10 +138,6 @@ class CapacityCache(SchedulerFeature):
         """Return the pods on a node."""
         return [self.pods[each.uid] for each in self._context.fleet.on_node(name) if each.uid in self.pods]
 
-    def to_move(self) -> Sequence[Pod]:
-        """Return the pods that somebody wants to move."""
-        return [pod for pod in self.pods.values() if MOVE_TO in pod.annotations and not pod.deleting]
-
     # --- Nodes --------------------------------------------------------------------------------------------------------
 
     def keys_of_nodes(self) -> frozenset[str] | None:  # noqa: D102
@@ -166,14 +176,77 @@ class CapacityCache(SchedulerFeature):
         # The eviction itself asks PodDisruptionBudgets.
         return Residents([self.nodes[name] for name in nodes], self._context.resources, {})
 
-    def hostnames(self) -> frozenset[str]:
-        """Return the host names of all nodes that share GPUs."""
-        return frozenset(node.hostname for node in self.nodes.values() if node.shares_gpus)
-
     def young(self, since_s: float) -> Iterator[NodeRecord]:
         """Yield the nodes that share GPUs, were made after `since_s` (seconds since the epoch), and are to stay."""
         return (
             node for node in self.nodes.values() if node.created_s > since_s and node.shares_gpus and not node.draining
+        )
+
+    # --- Pods that wait -----------------------------------------------------------------------------------------------
+
+    def new_since(self) -> float:
+        """Return after when a node was made that is new, seconds since the epoch."""
+        return self._context.wall() - min(_NEW_S, self._context.settings().of(CapacitySettings).node_start_s)
+
+    def waiters(self) -> Sequence[Waiter]:
+        """Return the pods that have been unschedulable for `settled_s`; none whose demand no node can ever meet."""
+        before = self._context.wall() - self._context.timings.settled_s
+        ours = frozenset(resource.name for resource in self._context.resources)
+        found = []
+        for uid, pod in self._context.fleet.pending.items():
+            if self.unschedulable.get(uid, before + 1) > before or uid in self._context.fleet.entries:
+                continue  # it was refused not long ago, or has its place and is being bound
+            asked = ask(pod, self._context.resources)
+            if not isinstance(asked, Impossible) and asked.parts:
+                terms = self.facts(uid).terms
+                found.append(Waiter(pod, Needs(asked, terms, pod.amounts, other_resources(pod, ours))))
+        return found
+
+    async def without_room(self, waiting: Sequence[Waiter]) -> Sequence[Waiter]:
+        """Leave out the pods for which there is room, free or held: kube-scheduler is about to try them again.
+
+        New nodes (`new_since`) are left out: they take some of equal pods. They count where affinity to pods decides.
+        """
+        residents = self.residents([name for name, node in self.nodes.items() if node.open and node.offers])
+        fleet = self._context.fleet
+        # Pods that have vanished make room in less time than a node takes.
+        soon = {
+            name: node.occupied(
+                [each.usage for each in fleet.on_node(name) if each.held_for or not (each.temporary or each.settling)]
+            )
+            for name, node in fleet.soon.items()
+        }
+        new = {node.name for node in self.young(self.new_since())}
+        known: dict[tuple[Needs, bool], bool] = {}
+        rooms = Counter(room.owner for _, room in self.holds.rooms.values())
+        found = []
+        for each in waiting:
+            owner = "" if each.pod.owner is None else each.pod.owner.uid
+            if rooms[owner] > 0 and self.holds.for_pod(each.pod, each.needs.ask, self.nodes) is not None:
+                rooms[owner] -= 1
+                continue
+            # Affinity to pods is for kube-scheduler to judge: if it found no room, only nodes it has not tried count.
+            only_new = self.facts(each.pod.uid).neighbours and self._context.refused(each.pod.uid)
+            key = each.needs, only_new
+            if key not in known:
+                allowed = residents.allowed(each.needs.terms)
+                known[key] = self._has_room(each.needs, allowed & new if only_new else allowed - new) or any(
+                    name in allowed and each.needs.met_by(node) for name, node in soon.items()
+                )
+                await asyncio.sleep(0)
+            if not known[key]:
+                found.append(each)
+        # Some may have been bound meanwhile.
+        return [each for each in found if each.pod.uid in fleet.pending and each.pod.uid not in fleet.entries]
+
+    def _has_room(self, needs: Needs, allowed: frozenset[str]) -> bool:
+        """Return whether one of the nodes that a pod may go to has room for it."""
+        nodes = self._context.fleet.candidates
+        names = [name for name in allowed if name in nodes and needs.others <= self.nodes[name].others]
+        verdicts = self._context.evaluator.verdicts(needs.ask, names)
+        return any(
+            why is None and ((left := nodes[name].left) is None or left.cover(needs.amounts))
+            for name, why in zip(names, verdicts, strict=True)
         )
 
 

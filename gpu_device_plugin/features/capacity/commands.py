@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.commandline import FAILED, OK, say, width
 from gpu_device_plugin.features.capacity.arrangement import BUDGETS, Arrangement, ArrangementReader
-from gpu_device_plugin.features.capacity.contract import Destination, write_destination
+from gpu_device_plugin.features.capacity.contract import MANIFEST, Destination, write_destination
 from gpu_device_plugin.features.capacity.report import (
     gpu_lines,
     move_lines,
-    moves_of,
     plan_document,
     staying_lines,
     verdict,
 )
-from gpu_device_plugin.features.capacity.rules.movable import Move, NodesFree, PlannedNode, PlannedPod, after, usage_at
+from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedNode, PlannedPod, after, usage_at
 from gpu_device_plugin.features.capacity.rules.plans import plan_each, planning
 from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError, UnavailableError
 from gpu_device_plugin.kubernetes.kubectl import Access, ClusterUnreadableError
@@ -58,9 +57,6 @@ if TYPE_CHECKING:
     import msgspec
 
 
-_MANIFEST = "deploy/optional/capacity.yaml (chart: scheduler.capacity)"
-
-
 async def plan_moves(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
     """Return the plan that the arguments ask for, with the exit code; make its moves if they say so.
 
@@ -70,17 +66,17 @@ async def plan_moves(arguments: argparse.Namespace, access: Access, resources: S
     """
     _, found = await arranged(access, resources, arguments.parts.kind)
     if arguments.nodes_free:
-        one = finished(planning(found.sites, NodesFree(arguments.nodes_free), found.budgets))
+        one = finished(planning(found.sites, arguments.nodes_free, found.budgets))
         goal = f"{counted(arguments.nodes_free, 'node')} without GPU pods"
-        plans, then = [(goal, one)], after(found.sites, one.moves or ())
+        plans, then = [(goal, one)], after(found.sites, one or ())
         said = [verdict(one, f"leave {goal}")]
     else:
         planned = list(plan_each(found.sites, _wanted(arguments, access, found), found.budgets))
         then = planned[-1][2] if planned else found.sites
-        plans = [(str(pod), one) for pod, one, _ in planned if arguments.pod or one.moves != ()]
+        plans = [(str(pod), one) for pod, one, _ in planned if arguments.pod or one != ()]
         said = [verdict(one, f"make room for {what}") for what, one in plans]
-    moves = moves_of(one for _, one in plans)
-    complete = all(one.moves is not None for _, one in plans)
+    moves = [move for _, one in plans for move in one or ()]
+    complete = all(one is not None for _, one in plans)
     if arguments.output == "json":
         lines: list[str | Line] = [*json.dumps(plan_document(plans, found.sites, then), indent=2).splitlines()]
     else:
@@ -229,7 +225,7 @@ class Mover:
             await self._wish(pod, None)
             raise MoveStoppedError(
                 f"no scheduler extender has moved {move.pod} within {self.answer_s:g} s, and the wish is "
-                f"withdrawn; it moves pods where its rights are given: {_MANIFEST}"
+                f"withdrawn; it moves pods where its rights are given: {MANIFEST}"
             )
 
     async def _await_replacement(self, move: Move, pod: Pod, siblings: set[str]) -> str:
@@ -264,18 +260,16 @@ class Mover:
         while True:
             try:
                 await self._access.client.patch(PODS, pod.name, body, namespace=pod.namespace)
-            except UnavailableError as error:
+            except ApiError as error:
                 # Ctrl-C in a terminal ends kubectl's proxy, too, which is then started again. To withdraw a wish twice
                 # does no harm.
-                if destination is not None or time.monotonic() >= end:
+                again = isinstance(error, UnavailableError)
+                if destination is not None or (again and time.monotonic() >= end):
                     raise MoveStoppedError(f"the wish cannot be written: {unread(error)}") from error
-                await asyncio.sleep(0.2)
-            except ApiError as error:
-                if destination is not None:
-                    raise MoveStoppedError(f"the wish cannot be written: {unread(error)}") from error
-                return
-            else:
-                return
+                if again:
+                    await asyncio.sleep(0.2)
+                    continue
+            return
 
     async def _pod(self, move: Move) -> Pod | None:
         """Return the pod of this name as it is now; None: it is gone."""

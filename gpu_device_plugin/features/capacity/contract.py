@@ -10,6 +10,8 @@ from typing import Any
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, KEEPS, KEPT_NODE, MOVE_TO, MalformedAnnotationError
 from gpu_device_plugin.model.gpus import MOST_POSITIONS, MOST_SHARES
 
+MANIFEST = "deploy/optional/capacity.yaml (chart: scheduler.capacity)"
+"""What gives the extender the rights to move pods and to ask for nodes."""
 _LONGEST = 1 << 16
 _LONGEST_NAME = 253
 _PER_ROOM, _PER_GPU = 120, 20

@@ -11,12 +11,11 @@ from typing import TypeAlias
 
 from gpu_device_plugin.aio.turns import in_turns
 from gpu_device_plugin.aio.waiting import last_of
-from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache, replaceable
+from gpu_device_plugin.features.capacity import CapacitySettings
+from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache, Waiter, replaceable
 from gpu_device_plugin.features.capacity.known_kinds import KnownKinds
 from gpu_device_plugin.features.capacity.rules.node_kinds import Needs, NodeKind, lasting, likely_labels, needed, unlike
 from gpu_device_plugin.features.capacity.rules.node_requests import PRIORITY, Asker, Attempts, Wanted, common_terms
-from gpu_device_plugin.features.capacity.settings import CapacitySettings
-from gpu_device_plugin.features.capacity.waiters import Waiter, Waiters
 from gpu_device_plugin.kubernetes.writers.events import EventSubject
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.times import rfc3339
@@ -52,9 +51,8 @@ class Grower:
     """Works out which nodes are wanted."""
 
     _context: ControllerContext
-    _followed: CapacityCache
+    _cache: CapacityCache
     _kinds: KnownKinds
-    _waiters: Waiters
     latest: Sequence[Wanted] = field(default=(), init=False)
     """The latest result."""
 
@@ -76,7 +74,7 @@ class Grower:
         # An autoscaler adds no nodes for pods of a lower priority, nor for those that have a node of their own.
         waiting = [
             each
-            for each in self._waiters.unschedulable()
+            for each in self._cache.waiters()
             if each.pod.priority >= PRIORITY and (each.pod.owner is None or replaceable(each.pod))
         ]
         labels = {key for each in waiting for key in each.needs.terms.labels}
@@ -84,7 +82,7 @@ class Grower:
         await self._judge_new_nodes(waiting)
         now = self._context.wall()
         waiting = [
-            each for each in await self._waiters.without_room(waiting) if self._attempts.may_ask(_asker(each), now)
+            each for each in await self._cache.without_room(waiting) if self._attempts.may_ask(_asker(each), now)
         ]
         young = list(self._young_nodes())
         groups: dict[Needs, list[Waiter]] = {}
@@ -98,7 +96,7 @@ class Grower:
         coming = [
             kind
             for itself, kind in young
-            if kind is not None and (itself.created_s > self._waiters.new_since() or not _takes(itself))
+            if kind is not None and (itself.created_s > self._cache.new_since() or not _takes(itself))
         ]
         useful = {needs: groups[needs] for needs in groups if fitting[needs]}
         nodes = [*await _packed(useful, fitting, kinds, coming, kinds)]
@@ -109,7 +107,7 @@ class Grower:
         if nodes and 0 < len(recent) < len(kinds):
             nodes += (await _packed(useful, fitting, kinds, coming, recent))[len(nodes) :]
         nodes += await self._for_unknown_kinds({needs: groups[needs] for needs in groups if not fitting[needs]}, kinds)
-        present = self._followed.hostnames()
+        present = frozenset(node.hostname for node in self._cache.nodes.values() if node.shares_gpus)
         known = self._present | present
         self._present = known if self.latest and len(known) <= 2 * len(present) + _GONE else present
         most = min(_MOST_NODES, max(1, _MOST_NAMED // (len(self._present) or 1)))
@@ -119,7 +117,9 @@ class Grower:
         )[:most]
         self._attempts.asked(dict.fromkeys(_asker(pod) for _, pods in chosen for pod in pods), now, self._node_start_s)
         names = tuple(sorted(self._present))
-        self.latest = [replace(node, present=names, pods=tuple(map(str, pods))) for node, pods in chosen]
+        self.latest = [
+            replace(node, present=names, pods=tuple([str(each.pod) for each in pods])) for node, pods in chosen
+        ]
         return self.latest
 
     async def _for_unknown_kinds(
@@ -132,7 +132,7 @@ class Grower:
         before, self._guessed = self._guessed, {}
         if not all(kind.product for kind in kinds):
             return ()  # nothing tells these from others: they would come, and be of no use
-        present = self._followed.sharing().values()
+        present = self._cache.sharing().values()
         found: dict[Terms, list[Waiter]] = {}
         for needs, pods in groups.items():
             await asyncio.sleep(0)
@@ -150,7 +150,7 @@ class Grower:
 
     def _young_nodes(self) -> Iterator[tuple[NodeRecord, NodeKind | None]]:
         """Yield the nodes that may still be starting, each as it is now; None: its agent does not list GPUs yet."""
-        for itself in self._followed.young(self._context.wall() - self._node_start_s):
+        for itself in self._cache.young(self._context.wall() - self._node_start_s):
             node = self._context.fleet.candidates.get(itself.name)
             if node is None or not node.rooms or node.gpus.problem:
                 yield itself, None
@@ -201,7 +201,7 @@ class Grower:
         note = f"node {node} came for it, {why}; for pods of its controller no node is asked for until {rfc3339(until)}"
         about = EventSubject("Pod", pod.name, pod.namespace, pod.uid)
         self._context.events.post(about, reason="GPUNodeDidNotHelp", note=note, action="Grow", warning=True)
-        _log.warning("a new node did not help", extra={"pod": str(waiter), "why": note})
+        _log.warning("a new node did not help", extra={"pod": str(waiter.pod), "why": note})
 
 
 def _takes(node: NodeRecord) -> bool:

@@ -96,10 +96,10 @@ class Holds:
             self._context.fleet.let_go(_PREFIX + uid)
             self._unwritten.add(found[0])
 
-    def taken(self, held: str, by: str, *, elsewhere: bool = False) -> None:
+    def taken(self, held: str, by: str, *, in_room: bool = True) -> None:
         """Note that the pod with the UID `by` is bound in the room that `for_pod` returned as `held`, or elsewhere."""
         uid = held.removeprefix(_PREFIX)
-        self._taken.setdefault(uid, (by, not elsewhere))
+        self._taken.setdefault(uid, (by, in_room))
         if len(self._taken) > _REMEMBERED:
             del self._taken[next(iter(self._taken))]
         self.let_go(uid)
@@ -118,13 +118,11 @@ class Holds:
         """Give back the room whose replacement is bound, and that which no pod has waited for in `_UNCLAIMED_S`."""
         if not self.rooms:
             return
-        now, over = self._context.clock(), self._over()
+        now, (taken, unclaimed) = self._context.clock(), self._over()
         # Whoever bound the pod there may have ended before the node said so, or got no answer to the binding.
-        for uid, by in over.taken.items():
-            self.taken(uid, by)
-        for uid, by in over.elsewhere.items():
-            self.taken(uid, by, elsewhere=True)
-        gone = [room.uid for room in over.unclaimed if not self._stays(room.uid)]
+        for uid, (by, in_room) in taken.items():
+            self.taken(uid, by, in_room=in_room)
+        gone = [room.uid for room in unclaimed if not self._stays(room.uid)]
         self._unclaimed_at = {uid: self._unclaimed_at.get(uid, now) for uid in gone}
         for uid, since in self._unclaimed_at.items():
             if now - since >= _UNCLAIMED_S:
@@ -132,9 +130,9 @@ class Holds:
 
     def unclaimed(self) -> Sequence[HeldRoom]:
         """Return the rooms for which no pod waits, and none is bound."""
-        return self._over().unclaimed
+        return self._over()[1]
 
-    def _over(self) -> OverRooms:
+    def _over(self) -> tuple[Mapping[str, tuple[str, bool]], Sequence[HeldRoom]]:
         owners = {room.owner for _, room in self.rooms.values()}
         known = {by for by, _ in self._taken.values()}
         bound = [
@@ -248,25 +246,16 @@ class Holds:
 # --- Which room is over -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class OverRooms:
-    """The held rooms that are needed no longer, or may not be."""
-
-    taken: Mapping[str, str]
-    """By the UID of the pod that is replaced, that of the pod which is bound in the room."""
-    elsewhere: Mapping[str, str]
-    """The same where the pod is bound elsewhere."""
-    unclaimed: Sequence[HeldRoom]
-    """Those of the others for which no pod waits."""
-
-
 def over_rooms(
     rooms: Mapping[str, tuple[str, HeldRoom]],
     bound: Iterable[FleetEntry],
     waiting: Iterable[Pod],
     leaves: Callable[[str], bool],
-) -> OverRooms:
-    """Return which rooms are over. Each pod takes the room of one, or claims it if it waits: the newest first.
+) -> tuple[Mapping[str, tuple[str, bool]], Sequence[HeldRoom]]:
+    """Return which rooms are over, and those of the others for which no pod waits.
+
+    Of a room that is over by the UID of the pod that is replaced, that of the pod which is bound instead, and whether
+    in the room. Each pod takes the room of one, or claims it if it waits: the newest first.
 
     Args:
         rooms: by the UID of the pod that is replaced, the node and the room.
@@ -285,26 +274,25 @@ def over_rooms(
             left[key].append((created_s, pod))
     pods = Counter(key for pod in waiting if pod.owner is not None and (key := (pod.namespace, pod.owner.uid)) in since)
 
-    taken: dict[str, str] = {}
-    elsewhere: dict[str, str] = {}
+    taken: dict[str, tuple[str, bool]] = {}
 
-    def take(room: HeldRoom, node: str, noted: dict[str, str]) -> bool:
+    def take(room: HeldRoom, node: str) -> bool:
         """Note the first pod in room of a node, or where none is given anywhere, and return whether there is one."""
         some, since_s = left[room.namespace, room.owner], _since_s(room)
         for number, (created_s, pod) in enumerate(some):
             if (not node or _is_in(pod, node, room)) and created_s >= since_s and pod.uid != room.uid:
-                noted[room.uid] = pod.uid
+                taken[room.uid] = pod.uid, bool(node)
                 del some[number]
                 return True
         return False
 
-    others = [room for node, room in rooms.values() if not take(room, node, taken)]
+    others = [room for node, room in rooms.values() if not take(room, node)]
     unclaimed: set[str] = set()
     for room in sorted(others, key=lambda each: (leaves(each.uid), each.since_s or 0.0, each.uid), reverse=True):
         pods[room.namespace, room.owner] -= 1
-        if pods[room.namespace, room.owner] < 0 and not (leaves(room.uid) and take(room, "", elsewhere)):
+        if pods[room.namespace, room.owner] < 0 and not (leaves(room.uid) and take(room, "")):
             unclaimed.add(room.uid)
-    return OverRooms(taken, elsewhere, [room for room in others if room.uid in unclaimed])
+    return taken, [room for room in others if room.uid in unclaimed]
 
 
 def _since_s(room: HeldRoom) -> float:

@@ -14,7 +14,7 @@ from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache, re
 from gpu_device_plugin.features.capacity.contract import kept, let_go
 from gpu_device_plugin.features.capacity.moving import room_for
 from gpu_device_plugin.features.capacity.rules.leaving import Leaving, leaving, refuges
-from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedPod, Residents
+from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedPod
 from gpu_device_plugin.kubernetes.client.answers import ApiAnswer
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ConflictError, InvalidError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, read_metadata, version_number
@@ -54,7 +54,7 @@ class Keeper:
     """
 
     _context: ControllerContext
-    _followed: CapacityCache
+    _cache: CapacityCache
     latest: Leaving = field(default_factory=Leaving, init=False)
     """The latest decision, without the nodes that had to be marked since: what is in force for all without a mark."""
     _written: dict[str, NodeRecord] = field(default_factory=dict, init=False)
@@ -72,18 +72,18 @@ class Keeper:
 
     async def decide(self) -> Leaving:
         """Return which nodes may go."""
-        nodes = self._followed.sharing_open()
-        tied = dict.fromkeys((at for at, _ in self._followed.holds.rooms.values()), _HELD)
+        nodes = self._cache.sharing_open()
+        tied = dict.fromkeys((at for at, _ in self._cache.holds.rooms.values()), _HELD)
         # The watch has not shown these pods yet, so that they are on no node here.
         tied |= {entry.node: _COMING for entry in self._context.fleet.entries.values() if not entry.seen}
-        residents = self._followed.residents(nodes)
+        residents = self._cache.residents(nodes)
         on_nodes: dict[str, list[PlannedPod]] = {}
         for name in nodes:
-            for number, pod in enumerate(self._followed.on_node(name)):
+            for number, pod in enumerate(self._cache.on_node(name)):
                 if not number % _PODS_AT_ONCE:
                     await asyncio.sleep(0)
                 if replaceable(pod) is not None:
-                    on_nodes.setdefault(name, []).append(self._resident(residents, pod))
+                    on_nodes.setdefault(name, []).append(residents.of(pod, self._cache.facts(pod.uid)))
                 elif pod.owner is None:
                     tied.setdefault(name, _ALONE)
         return await last_of(leaving(nodes, on_nodes, tied))
@@ -93,9 +93,9 @@ class Keeper:
 
         `began` is the state of the fleet for which that was decided, or an earlier one.
         """
-        fleet, followed = self._context.fleet, self._followed
+        fleet, cache = self._context.fleet, self._cache
         for known in (self._written, self._doubted, self._marked_at):
-            for name in known.keys() - followed.nodes.keys():
+            for name in known.keys() - cache.nodes.keys():
                 del known[name]
         for _ in range(_LOOKS):
             changed = fleet.now.changed_since(began)[1]
@@ -110,13 +110,13 @@ class Keeper:
         # No await since it was compared with the fleet: whatever comes from now on heeds this decision.
         self.latest = found
         # Nobody needs a node that is cordoned or broken and has no pods to lose.
-        needed = found.stay.keys() | {pod.node_name for pod in followed.pods.values()}
-        others = [name for name in followed.nodes if name not in needed]
+        needed = found.stay.keys() | {pod.node_name for pod in cache.pods.values()}
+        others = [name for name in cache.nodes if name not in needed]
         return await self._write_all(self._due(dict.fromkeys((*found.may_go, *others), "")))
 
     async def release(self) -> bool:
         """Remove what was written on nodes; return whether all is removed. Raises ApiError."""
-        marked = (name for name, node in self._followed.nodes.items() if KEPT_NODE in node.annotations)
+        marked = (name for name, node in self._cache.nodes.items() if KEPT_NODE in node.annotations)
         self.latest = Leaving(dict.fromkeys(marked, ()))
         return await self._write_all(self._due(dict.fromkeys(self.latest.may_go, "")))
 
@@ -142,7 +142,7 @@ class Keeper:
 
         It has read its nodes at the beginning of a loop; those that it may remove in this one it has tainted before.
         """
-        nodes = self._followed.nodes
+        nodes = self._cache.nodes
         while there := [nodes[name] for name in names if name in nodes]:
             if gone := next((node.name for node in there if node.going), ""):
                 return gone
@@ -169,7 +169,7 @@ class Keeper:
 
     def _as_is(self, name: str) -> NodeRecord | None:
         """Return a node as it was written or seen last, whichever is newer; None: it is gone."""
-        seen, written = self._followed.nodes.get(name), self._written.get(name)
+        seen, written = self._cache.nodes.get(name), self._written.get(name)
         if (
             seen is None
             or written is None
@@ -222,21 +222,18 @@ class Keeper:
         self._written[node.name] = now = replace(node, annotations=notes, resource_version=meta.resource_version)
         return now
 
-    def _resident(self, residents: Residents, pod: Pod) -> PlannedPod:
-        return residents.of(pod, self._followed.facts(pod.uid))
-
     # --- Nodes that go ------------------------------------------------------------------------------------------------
 
     async def reserve_for_drain(self, moving: Collection[str] = ()) -> None:
         """Hold places for the pods of nodes that are being drained; `moving` have theirs."""
         self._give_back(moving)
-        draining = [node for node in self._followed.unsettled.values() if node.draining]
+        draining = [node for node in self._cache.unsettled.values() if node.draining]
         awaited = self._awaited() if draining else {}
         for node in draining:
             leavers: list[tuple[Pod, float]] = []
-            for pod in self._followed.on_node(node.name):
+            for pod in self._cache.on_node(node.name):
                 owner = replaceable(pod)
-                if owner is None or pod.uid in self._followed.holds.rooms:
+                if owner is None or pod.uid in self._cache.holds.rooms:
                     continue
                 if pod.deleting:
                     # Its replacement waits already, or has found a place.
@@ -255,17 +252,17 @@ class Keeper:
                 found.setdefault(pod.owner.uid, []).append(epoch_s(pod.created) or self._context.wall())
         for made_s in found.values():
             made_s.sort()
-        for uid, (_, room) in self._followed.holds.rooms.items():
-            left = self._followed.pods.get(uid)
+        for uid, (_, room) in self._cache.holds.rooms.items():
+            left = self._cache.pods.get(uid)
             if left is None or left.deleting:
                 del found.get(room.owner, [])[:1]
         return found
 
     async def _hold_for(self, name: str, leavers: Sequence[tuple[Pod, float]]) -> None:
-        nodes, may_go = self._followed.sharing_open(), self.latest.may_go
+        nodes, may_go = self._cache.sharing_open(), self.latest.may_go
         pods = {pod.uid: (pod, since_s) for pod, since_s in leavers}
-        known = self._followed.residents(nodes)
-        residents = [self._resident(known, pod) for pod, _ in leavers]
+        known = self._cache.residents(nodes)
+        residents = [known.of(pod, self._cache.facts(pod.uid)) for pod, _ in leavers]
         places: list[Move] = []
         # Those that stay first: a place on a node that may go itself would have to be left again.
         for some in ({each for each in nodes if each not in may_go}, set(may_go)):
@@ -279,7 +276,7 @@ class Keeper:
             if pod.owner is None or there is None or unfit(place.pod.ask, there.restricted(place.shares)) is not None:
                 continue
             room = room_for(pod, pod.owner, tuple(place.shares.items()), self._context.wall())
-            if self._followed.holds.hold(place.node, replace(room, since_s=since_s)):
+            if self._cache.holds.hold(place.node, replace(room, since_s=since_s)):
                 _log.info(
                     "a place is held for a pod of a node that goes",
                     extra={"pod": str(place.pod), "from": name, "to": place.node},
@@ -289,9 +286,9 @@ class Keeper:
 
     def _give_back(self, moving: Collection[str]) -> None:
         """Give back the places of pods that stay after all, and those on nodes that no pod may come to any more."""
-        nodes = self._followed.nodes
-        for uid, (name, _) in tuple(self._followed.holds.rooms.items()):
-            pod, to = self._followed.pods.get(uid), nodes.get(name)
+        nodes = self._cache.nodes
+        for uid, (name, _) in tuple(self._cache.holds.rooms.items()):
+            pod, to = self._cache.pods.get(uid), nodes.get(name)
             node = None if pod is None or pod.deleting or uid in moving else nodes.get(pod.node_name)
             if (to is not None and to.draining) or (node is not None and not node.going):
-                self._followed.holds.let_go(uid)
+                self._cache.holds.let_go(uid)

@@ -47,7 +47,7 @@ class KnownKinds:
     """Which kinds there are. Where the ConfigMap is missing, those that are gone are forgotten at a restart."""
 
     _context: ControllerContext
-    _followed: CapacityCache
+    _cache: CapacityCache
     namespace: str
 
     def __post_init__(self) -> None:
@@ -76,15 +76,15 @@ class KnownKinds:
         return [*present, *(kind for kind in gone if kind is not None)]
 
     async def _there(self, labels: frozenset[str]) -> Sequence[NodeKind]:
-        followed = self._followed.nodes
-        state = labels, self._followed.changes, self._types.count()
+        nodes = self._cache.nodes
+        state = labels, self._cache.changes, self._types.count()
         if self._found is not None and self._found[0] == state:
             return self._found[1]
         found: dict[object, NodeKind] = {}
         for number, node in enumerate(tuple(self._context.fleet.candidates.values())):
             if not number % _NODES_AT_ONCE:
                 await asyncio.sleep(0)
-            itself, node_type = followed.get(node.name), shape_of(node)
+            itself, node_type = nodes.get(node.name), shape_of(node)
             if itself is None or not node_type.sizes or node.gpus.claims or len(found) >= _MOST_KINDS:
                 continue
             told = tuple([itself.labels.get(key) for key in labels])

@@ -8,28 +8,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.turns import in_turns
 from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind, AuditRecord
-from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache, replaceable
-from gpu_device_plugin.features.capacity.contract import Destination, HeldRoom, read_destination
+from gpu_device_plugin.features.capacity import CapacitySettings
+from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache, Waiter, replaceable
+from gpu_device_plugin.features.capacity.contract import MANIFEST, Destination, HeldRoom, read_destination
 from gpu_device_plugin.features.capacity.rules.movable import (
     Fits,
     Move,
     PlannedNode,
     PlannedPod,
-    Residents,
     UnmovableReason,
+    shares_of,
 )
 from gpu_device_plugin.features.capacity.rules.plans import planning
-from gpu_device_plugin.features.capacity.settings import CapacitySettings
-from gpu_device_plugin.features.capacity.waiters import Waiter, Waiters
 from gpu_device_plugin.kubernetes.client.errors import (
     ApiError,
     ConflictError,
@@ -63,7 +62,6 @@ _AGAIN_S, _LATEST_AGAIN_S = 1.0, 300.0
 """A wish that could neither be fulfilled nor refused is looked at again after so long, then after twice as long."""
 _CALL_S = 5.0
 _POLICY = "binpack"
-MANIFEST = "deploy/optional/capacity.yaml (chart: scheduler.capacity)"
 
 
 @dataclass(eq=False)
@@ -71,7 +69,7 @@ class Mover:
     """Moves one pod after the other."""
 
     _context: ControllerContext
-    _followed: CapacityCache
+    _cache: CapacityCache
     _before_taking: Callable[[str, object], Awaitable[str]]
     """Awaited once room of a node is held, as before a binding (`Capacity.before_bind`)."""
     moving: set[str] = field(default_factory=set, init=False)
@@ -84,7 +82,8 @@ class Mover:
 
         Raises the first ApiError once all of these have been tried.
         """
-        self._look()
+        pods, rooms = self._cache.pods, self._cache.holds.rooms
+        self.moving = {uid for uid in self.moving if uid in rooms and uid in pods and not pods[uid].deleting}
         failed: ApiError | None = None
         due = self._due()
         blocked = self._blocked() if due else set()
@@ -102,15 +101,19 @@ class Mover:
             _, wait_s, _ = self._tried.get(pod.uid, ("", 0.0, 0.0))
             wait_s = min(max(_AGAIN_S, 2 * wait_s), _LATEST_AGAIN_S)
             self._tried[pod.uid] = text, wait_s, self._context.clock() + wait_s
+            if not why:
+                continue
+            body = {"metadata": {"uid": pod.uid, "annotations": {MOVE_TO: None, MOVE_REFUSED: why[:1000]}}}
             try:
-                await self._tell(pod, why)
+                with suppress(ConflictError, InvalidError, NotFoundError):  # it is gone
+                    await self._context.client.patch(PODS, pod.name, body, namespace=pod.namespace, timeout_s=_CALL_S)
             except ApiError as error:
                 failed = failed or error
         if failed is not None:
             raise failed
 
     def _due(self) -> Sequence[Pod]:
-        wishes = self._followed.to_move()
+        wishes = [pod for pod in self._cache.pods.values() if MOVE_TO in pod.annotations and not pod.deleting]
         uids = {pod.uid for pod in wishes}
         self._tried = {uid: tried for uid, tried in self._tried.items() if uid in uids}
         now = self._context.clock()
@@ -133,23 +136,12 @@ class Mover:
             entry = entries.get(uid)
             return entry is not None and entry.until is None and not entry.deleting and uid not in self.moving
 
-        return {room.namespace for room in self._followed.holds.unclaimed() if not stays(room.uid)}
-
-    def _look(self) -> None:
-        pods, rooms = self._followed.pods, self._followed.holds.rooms
-        self.moving = {uid for uid in self.moving if uid in rooms and uid in pods and not pods[uid].deleting}
-
-    async def _tell(self, pod: Pod, why: str) -> None:
-        """Write on a pod why it stays, if it does."""
-        if why:
-            body = {"metadata": {"uid": pod.uid, "annotations": {MOVE_TO: None, MOVE_REFUSED: why[:1000]}}}
-            with suppress(ConflictError, InvalidError, NotFoundError):  # it is gone
-                await self._context.client.patch(PODS, pod.name, body, namespace=pod.namespace, timeout_s=_CALL_S)
+        return {room.namespace for room in self._cache.holds.unclaimed() if not stays(room.uid)}
 
     async def move(self, pod: Pod, to: Destination) -> str:
         """Hold room for the replacement of a pod and evict the pod; return an empty text, or why it stays."""
         # What is held for it, perhaps by an extender that was active before, is no obstacle.
-        self._followed.holds.let_go(pod.uid)
+        self._cache.holds.let_go(pod.uid)
         owner, place = replaceable(pod), self._place(pod, to)
         if owner is None:
             why = "no controller would replace it on another node"
@@ -157,7 +149,7 @@ class Mover:
             why = place
         else:
             why = await self._hold(pod, owner, to.node, place) or await self._evicted(pod)
-        where = {"pod": f"{pod.namespace}/{pod.name}", "from": pod.node_name, "to": to.node}
+        where = {"pod": str(pod), "from": pod.node_name, "to": to.node}
         self._context.metrics.count(m.MOVES, "refused" if why else "evicted")
         if why:
             _log.warning("a pod is not moved", extra=where | {"why": why, "once_per_s": 60})
@@ -181,18 +173,15 @@ class Mover:
         found = fit(asked, there.restricted(dict(to.shares)), _POLICY)
         if isinstance(found, FilterFailure):
             return f"node {to.node} has not the room any more: {found.sentence}"
-        sums: Counter[int] = Counter()
-        for placement in found.placements:
-            sums.update(dict(placement.shares))
-        return tuple(sorted(sums.items()))
+        return tuple(shares_of(found.placements).items())
 
     def _destination(self, pod: Pod, name: str) -> Candidate | str:
         """Return the node that a pod is to be moved to, or why it cannot go there whatever GPUs are free."""
-        there, node = self._context.fleet.candidates.get(name), self._followed.nodes.get(name)
+        there, node = self._context.fleet.candidates.get(name), self._cache.nodes.get(name)
         if there is None or node is None:
             return f"node {name} is not known to the GPU scheduler"
-        terms = self._followed.facts(pod.uid).terms
-        if not self._followed.every_pod and terms != NOWHERE:
+        terms = self._cache.facts(pod.uid).terms
+        if not self._cache.every_pod and terms != NOWHERE:
             terms = replace(NO_TERMS, tolerations=terms.tolerations)  # the labels of nodes are not known
         why = {code for code, _ in obstacles(node, terms)}
         if node.going or why & {"cordoned", "not-ready"}:
@@ -205,17 +194,17 @@ class Mover:
 
     async def _hold(self, pod: Pod, owner: Owner, node: str, shares: Shares) -> str:
         """Hold room so that the next active extender knows of it before the pod goes; return why it is not held."""
-        if not self._followed.holds.hold(node, room_for(pod, owner, shares, self._context.wall())):
+        if not self._cache.holds.hold(node, room_for(pod, owner, shares, self._context.wall())):
             return f"the room could not be held: node {node} has no space to note it"
         try:
-            await self._followed.holds.write(node)
+            await self._cache.holds.write(node)
         except ApiError as error:
-            self._followed.holds.let_go(pod.uid)
+            self._cache.holds.let_go(pod.uid)
             hint = f"; apply {MANIFEST}" if isinstance(error, ForbiddenError) else ""
             return f"the room could not be held: {error}{hint}"
-        why = await self._before_taking(node, f"{pod.namespace}/{pod.name}")
+        why = await self._before_taking(node, pod)
         if why:
-            self._followed.holds.let_go(pod.uid)
+            self._cache.holds.let_go(pod.uid)
         return why
 
     async def _evicted(self, pod: Pod) -> str:
@@ -233,7 +222,7 @@ class Mover:
                 return f"{done.why}; the room is held meanwhile, as the pod may be evicted still"
             if now.uid != pod.uid or now.deleting:
                 return ""
-        self._followed.holds.let_go(pod.uid)
+        self._cache.holds.let_go(pod.uid)
         return done.why or "it is gone already"
 
 
@@ -256,11 +245,9 @@ class Rebalancer:
     """Carries out one plan at a time, one move after the other, and stops it at the first surprise."""
 
     _context: ControllerContext
-    _followed: CapacityCache
+    _cache: CapacityCache
     _mover: Mover
-    _waiters: Waiters
-    _: KW_ONLY
-    patience_s: float = 120.0
+    patience_s: float = field(default=120.0, init=False)
     """How long after the eviction a plan waits for the replacement: the pod may take hours to end, and its controller
     not exist."""
 
@@ -286,14 +273,14 @@ class Rebalancer:
         """Take the next step of a plan, or return whether another one may be made. Raises ApiError."""
         if not self._context.settings().of(CapacitySettings).rebalance:
             return False
-        if self._under_way in self._followed.holds.rooms:  # its replacement is not bound yet
+        if self._under_way in self._cache.holds.rooms:  # its replacement is not bound yet
             if self._context.clock() - self._evicted_at[-1] < self.patience_s:
                 return False
             self._stop(self._under_way, f"its replacement was not bound within {self.patience_s:g} s")
-        elif self._under_way and not self._followed.holds.was_taken(self._under_way):
+        elif self._under_way and not self._cache.holds.was_taken(self._under_way):
             self._stop(self._under_way, "its replacement was not bound in its room")
         self._under_way = ""
-        if self._moves and self._for not in self._followed.unschedulable:
+        if self._moves and self._for not in self._cache.unschedulable:
             self._stop(self._for, "the pod that it is for does not wait for room any more")
         elif self._moves:
             await self._next()
@@ -310,7 +297,7 @@ class Rebalancer:
 
     async def _next(self) -> None:
         move = self._moves.popleft()
-        pod = self._followed.pods.get(move.pod.pod.uid)
+        pod = self._cache.pods.get(move.pod.pod.uid)
         why = "it is gone already"
         if pod is not None and pod.node_name == move.origin:
             why = await self._mover.move(pod, Destination(move.node, tuple(move.shares.items())))
@@ -330,18 +317,18 @@ class Rebalancer:
         now = self._context.clock()
         again_s = _PLAN_AGAIN * self._context.timings.settled_s
         self._tried_at = {uid: at for uid, at in self._tried_at.items() if now - at < again_s}
-        waiting = self._waiters.unschedulable()
-        due = await self._waiters.without_room([each for each in waiting if each.pod.uid not in self._tried_at])
+        waiting = self._cache.waiters()
+        due = await self._cache.without_room([each for each in waiting if each.pod.uid not in self._tried_at])
         if not due:
             return
         self._turn_at = {namespace: at for namespace, at in self._turn_at.items() if now - at < _HOUR_S}
         first = min(due, key=self._importance)
         self._tried_at[first.pod.uid] = self._turn_at[first.pod.namespace] = now
-        plan = await last_of(planning(await self._sites(), self._goal(first)))
-        if plan.moves and len(plan.moves) <= self._left():
-            about = {"pod": str(first), "moves": len(plan.moves)}
+        plan = await last_of(planning(await self._sites(), self._goal(first), {}))
+        if plan and len(plan) <= self._left():
+            about = {"pod": str(first.pod), "moves": len(plan)}
             _log.info("pods are moved so that one that waits has room", extra=about)
-            self._moves.extend(plan.moves)
+            self._moves.extend(plan)
             self._for = first.pod.uid
 
     def _importance(self, waiter: Waiter) -> tuple[int, float, str, str]:
@@ -351,25 +338,25 @@ class Rebalancer:
 
     def _goal(self, waiter: Waiter) -> Fits:
         needs = waiter.needs
-        allowed = self._followed.residents(self._followed.sharing_open()).allowed(needs.terms)
+        allowed = self._cache.residents(self._cache.sharing_open()).allowed(needs.terms)
         return Fits(needs.ask, needs.amounts, allowed, waiter.pod.priority)
 
     async def _sites(self) -> Sequence[PlannedNode]:
-        fleet, followed = self._context.fleet, self._followed
-        nodes = self._followed.sharing()
-        open_ = followed.sharing_open()
-        residents = self._followed.residents(open_)
+        cache = self._cache
+        nodes, open_ = cache.sharing(), cache.sharing_open()
+        residents = cache.residents(open_)
+
+        def resident(entry: FleetEntry) -> PlannedPod:
+            pod = cache.pods.get(entry.uid)
+            if pod is None or entry.temporary:
+                why = UnmovableReason.HELD if entry.held_for else UnmovableReason.ENDING
+                return PlannedPod(entry.occupant, stays=why)
+            return residents.of(pod, cache.facts(entry.uid), entry.occupant)
+
         sites = []
         for number, (name, node) in enumerate(nodes.items()):
             if not number % _NODES_AT_ONCE:
                 await asyncio.sleep(0)
-            there = tuple(self._resident(residents, entry) for entry in fleet.on_node(name) if not entry.settling)
+            there = tuple([resident(entry) for entry in self._context.fleet.on_node(name) if not entry.settling])
             sites.append(PlannedNode(node, there, name in open_))
         return sites
-
-    def _resident(self, residents: Residents, entry: FleetEntry) -> PlannedPod:
-        occupant = entry.occupant
-        pod = self._followed.pods.get(entry.uid)
-        if pod is None or entry.temporary:
-            return PlannedPod(occupant, stays=UnmovableReason.HELD if entry.held_for else UnmovableReason.ENDING)
-        return residents.of(pod, self._followed.facts(entry.uid), occupant)

@@ -24,29 +24,22 @@ _BLOCKING = frozenset(UnmovableReason) - {
 }
 
 
-def moves_of(plans: Iterable[Plan]) -> list[Move]:
-    """Return the moves of all plans, in the order in which they are made."""
-    return [move for each in plans for move in each.moves or ()]
-
-
-def verdict(found: Plan, goal: str) -> str:
+def verdict(plan: Plan, goal: str) -> str:
     """Return what is known of a plan, as a sentence; `goal` completes "N moves ...", as "make room for a/b"."""
-    if found.moves is None:
+    if plan is None:
         return f"No moves were found that {goal}."
-    if not found.moves:
+    if not plan:
         return f"No move is needed to {goal}."
-    number = len(found.moves)
+    number = len(plan)
     verb, _, rest = goal.partition(" ")
     moves = f"{counted(number, 'move')} {verb}{'s' if number == 1 else ''} {rest}"
-    return f"{moves}." if found.fewest else f"{moves}. There may be a plan with fewer."
+    return f"{moves}." if number == 1 else f"{moves}. There may be a plan with fewer."
 
 
-def makes_room(found: Plan, pod: str) -> Finding:
+def makes_room(plan: Plan, pod: str) -> Finding:
     """Return the verdict on a plan that makes room for a pod, ``namespace/name``."""
-    moves = found.moves
-    code = "none-found" if moves is None else "none-needed" if not moves else "fewest" if found.fewest else "fewer"
-    text = verdict(found, "make room for {pod}")
-    return note(f"plan-{code}", text, pod=pod, n=0 if moves is None else len(moves))
+    code = "none-found" if plan is None else ("none-needed", "fewest", "fewer")[min(len(plan), 2)]
+    return note(f"plan-{code}", verdict(plan, "make room for {pod}"), pod=pod, n=len(plan or ()))
 
 
 def stays(why: str) -> Finding:
@@ -131,19 +124,19 @@ def plan_document(
         "plans": [
             {
                 "for": what,
-                "found": found.moves is not None,
-                "fewestPossible": None if found.moves is None else min(1, len(found.moves)),
-                "exact": found.fewest,
+                "found": plan is not None,
+                "fewestPossible": None if plan is None else min(1, len(plan)),
+                "exact": plan is not None and len(plan) <= 1,
                 "moves": [
                     {
                         "pod": str(move.pod),
                         "from": {"node": move.origin, "gpus": sorted(positions(move.pod))},
                         "to": {"node": move.node, "gpus": {str(at): shares for at, shares in move.shares.items()}},
                     }
-                    for move in found.moves or ()
+                    for move in plan or ()
                 ],
             }
-            for what, found in plans
+            for what, plan in plans
         ],
         "gpus": [
             {

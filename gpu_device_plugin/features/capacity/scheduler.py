@@ -10,14 +10,14 @@ from functools import partial
 from typing import TypeVar
 
 from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.features.capacity import CapacitySettings
 from gpu_device_plugin.features.capacity.autoscaler import Autoscaler
 from gpu_device_plugin.features.capacity.capacity_cache import CapacityCache
+from gpu_device_plugin.features.capacity.contract import MANIFEST
 from gpu_device_plugin.features.capacity.growing import Grower
 from gpu_device_plugin.features.capacity.keeping import Keeper
 from gpu_device_plugin.features.capacity.known_kinds import KnownKinds
-from gpu_device_plugin.features.capacity.moving import MANIFEST, Mover, Rebalancer
-from gpu_device_plugin.features.capacity.settings import CapacitySettings
-from gpu_device_plugin.features.capacity.waiters import Waiters
+from gpu_device_plugin.features.capacity.moving import Mover, Rebalancer
 from gpu_device_plugin.kubernetes.client.config import SERVICE_ACCOUNT
 from gpu_device_plugin.kubernetes.client.errors import ApiError
 from gpu_device_plugin.model.pods import Pod
@@ -50,12 +50,11 @@ class Capacity(SchedulerFeature):
         self.cache = cache = CapacityCache(context)
         context.features.add(cache)
         namespace = own_namespace(SERVICE_ACCOUNT, "kube-system")
-        waiters = Waiters(context, cache)
         self.mover = Mover(context, cache, self.before_bind)
         self.keeper = Keeper(context, cache)
-        self.rebalancer = Rebalancer(context, cache, self.mover, waiters)
+        self.rebalancer = Rebalancer(context, cache, self.mover)
         self._kinds = KnownKinds(context, cache, namespace)
-        self.grower = Grower(context, cache, self._kinds, waiters)
+        self.grower = Grower(context, cache, self._kinds)
         self._autoscaler = Autoscaler(context, cache, namespace)
         self._term: Hashable | None = None
         self._marked: Observable[Hashable | None] = Observable(None)
@@ -88,13 +87,10 @@ class Capacity(SchedulerFeature):
 
     def _forget(self, term: Hashable) -> None:
         self._term = term
-        self.cache.holds.forget()
-        self._autoscaler.forget()
-        self.rebalancer.forget()
-        self.keeper.forget()
+        for part in (self.cache.holds, self._autoscaler, self.rebalancer, self.keeper, self._kinds):
+            part.forget()
         self._rested_at.clear()
         self._decided = None
-        self._kinds.forget()
 
     async def _shelter(self) -> None:
         self.cache.holds.expire()

@@ -107,11 +107,10 @@ class IdleActions(SchedulerFeature):
 
     async def look(self) -> None:
         """Warn the pods that became idle, and do what is due, if the last look was long ago. Raises ApiError."""
-        if self._context.clock() - self._looked_at >= self.look_s:
-            self._looked_at = self._context.clock()
-            await self._act([pod for pod in self._pods.values() if idle_since(pod)])
-
-    async def _act(self, pods: Sequence[Pod]) -> None:
+        if self._context.clock() - self._looked_at < self.look_s:
+            return
+        self._looked_at = self._context.clock()
+        pods = [pod for pod in self._pods.values() if idle_since(pod)]
         self._namespaces = self._namespaces if pods else {}
         idle = [idle_pod(pod, await self._namespace_of(pod)) for pod in pods]
         now, warning_s = self._context.clock(), self._context.settings().of(IdleActionSettings).idle_warning_s
@@ -126,7 +125,7 @@ class IdleActions(SchedulerFeature):
             read_at = used_mib(self._use.get(each.pod.node_name, ""))[1]
             if not trusted(read_at, self._context.wall()):
                 why = f"the agent of node {each.pod.node_name} has not told for long whether it is used"
-                _log.info("an idle pod stays", extra={"pod": _name(each.pod), "why": why, "once_per_s": 600})
+                _log.info("an idle pod stays", extra={"pod": str(each.pod), "why": why, "once_per_s": 600})
             elif each.action is WhenIdle.EVICT:
                 await self._try(each.pod.uid, partial(self._evict, each))
             elif owner is not None:
@@ -156,12 +155,12 @@ class IdleActions(SchedulerFeature):
         answer = await evict(self._context.client, pod, most_grace_s=pod.grace_s, timeout_s=_CALL_S, manifest=_MANIFEST)
         self._count(idle, answer.outcome)
         if answer.outcome is EvictionOutcome.EVICTED:
-            _log.info("an idle pod is evicted", extra={"pod": _name(pod), "idle_since": idle.since})
+            _log.info("an idle pod is evicted", extra={"pod": str(pod), "idle_since": idle.since})
             self._tell(pod, "GPUIdleEvicted", f"evicted: it is idle since {idle.since}")
         elif answer.outcome is EvictionOutcome.BLOCKED:
             self._tell(pod, "GPUEvictionBlocked", f"should be evicted, as it is idle since {idle.since}; {answer.why}")
         elif answer.outcome is not EvictionOutcome.GONE:
-            _log.warning("an idle pod is not evicted", extra={"pod": _name(pod), "why": answer.why, "once_per_s": 600})
+            _log.warning("an idle pod is not evicted", extra={"pod": str(pod), "why": answer.why, "once_per_s": 600})
 
     async def _scale(self, owner: Owner, pods: Sequence[IdlePod]) -> None:
         try:
@@ -224,7 +223,3 @@ class IdleActions(SchedulerFeature):
 
     def _count(self, idle: IdlePod, outcome: str) -> None:
         self._context.metrics.count(m.IDLE_ACTIONS, idle.action.value, str(outcome))
-
-
-def _name(pod: Pod) -> str:
-    return f"{pod.namespace}/{pod.name}"

@@ -217,13 +217,11 @@ def _came(
     for pod, other in readable(raw_pods, read):
         if other is not None:
             if not other.ended and not other.bound_to_node and other.node_name in nodes:
-                amounts = other.amounts
-                yield epoch_s(other.created) or 0.0, "", [PodKind(0, 0, amounts.cpu_milli, amounts.memory_mib)]
+                yield epoch_s(other.created) or 0.0, "", kinds_of(GpuRequest(), other.amounts)
         elif pod.node_name and not pod.ended and not pod.deleting:
             asked = ask(pod, resources)
             if isinstance(asked, GpuRequest) and asked.parts:
-                kinds = kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)
-                yield epoch_s(pod.created) or 0.0, pod.namespace, kinds
+                yield epoch_s(pod.created) or 0.0, pod.namespace, kinds_of(asked, pod.amounts)
 
 
 async def prices(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:

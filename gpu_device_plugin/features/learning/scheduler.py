@@ -12,7 +12,7 @@ from gpu_device_plugin.aio.waiting import last_of
 from gpu_device_plugin.features.learning.node_scores import NodeScores
 from gpu_device_plugin.features.learning.rules.fair_learning import LearningResult, due, studying
 from gpu_device_plugin.features.learning.rules.price_learning import Dominance
-from gpu_device_plugin.features.learning.rules.workload_mix import PodKind, WorkloadMix, kinds_of
+from gpu_device_plugin.features.learning.rules.workload_mix import WorkloadMix, kinds_of
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.scheduler.controller_context import ControllerContext
@@ -57,13 +57,13 @@ class Learner(SchedulerFeature):
 
     def bound(self, pod: Pod | OtherPod) -> None:
         """Count a pod that was bound, once: with GPUs, or to a node with GPUs. One without a time is as the latest."""
-        created_s, amounts = epoch_s(pod.created) or 0.0, pod.amounts
+        created_s = epoch_s(pod.created) or 0.0
         if isinstance(pod, OtherPod):
-            self._mix.add([PodKind(0, 0, amounts.cpu_milli, amounts.memory_mib)], created_s)
+            self._mix.add(kinds_of(GpuRequest(), pod.amounts), created_s)
             return
         asked = ask(pod, self._context.resources)
         if isinstance(asked, GpuRequest) and asked.parts:
-            self._mix.add(kinds_of(asked, amounts.cpu_milli, amounts.memory_mib), created_s, pod.namespace)
+            self._mix.add(kinds_of(asked, pod.amounts), created_s, pod.namespace)
 
     def ranker(self) -> Ranker:  # noqa: D102
         return self.nodes

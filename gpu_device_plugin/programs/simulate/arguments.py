@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.commandline import add_settings
 from gpu_device_plugin.settings.common import ResourceSettings
@@ -11,14 +11,14 @@ from gpu_device_plugin.settings.knobs import knobs_of
 if TYPE_CHECKING:
     import argparse
 
-USAGE = """%(prog)s [--nodes NODES] [--pods PODS] [--policy NAMES] [--seeds N] [--from-empty] [--skip-misfits]
+_USAGE = """%(prog)s [--nodes NODES] [--pods PODS] [--policy NAMES] [--seeds N] [--from-empty] [--skip-misfits]
        [--until rejected|PERCENT | --departures PERCENT | --nodes-needed [NODE]]
        [--burst [PERCENTS]] [-o table|json]"""
-DESCRIPTION = (
+_DESCRIPTION = (
     "Answer before you buy or change: what would fit, what would another policy have done, how many nodes do these "
     "pods need. Nothing in the cluster is changed."
 )
-EPILOG = (
+_EPILOG = (
     "NODES and PODS are a file (JSON of kubectl get nodes,pods -A -o json; a Deployment, Job or Pod in YAML; for "
     "--burst pods with their recorded use), the word cluster, or entries such as "
     "'10x gpus=4 mem=24 cpu=64 memory=256Gi', '10x 8x H100' and '40x mem=8 cpu=4; 5x count=2'. "
@@ -26,8 +26,15 @@ EPILOG = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+def add_simulate(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the command with its flags."""
+    parser = commands.add_parser(
+        "simulate",
+        help="what would fit, under which policy, on how many nodes",
+        description=_DESCRIPTION,
+        usage=_USAGE,
+        epilog=_EPILOG,
+    )
     parser.add_argument("--nodes", default="cluster", metavar="NODES", help="a file, entries, or the cluster [cluster]")
     parser.add_argument(
         "--pods", metavar="PODS", help="a file, entries, or the cluster: its waiting pods [the source of the nodes]"

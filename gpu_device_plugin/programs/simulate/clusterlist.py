@@ -173,7 +173,7 @@ class _Reader:
         if not isinstance(asked, GpuRequest):
             self._leave_out(f"pod {pod.namespace}/{pod.name}", asked.sentence)
             return []
-        kinds = kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)
+        kinds = kinds_of(asked, pod.amounts)
         return [(name if len(kinds) == 1 else f"{name}, part {at}", kind) for at, kind in enumerate(kinds, 1)]
 
     def read_manifests(self, objects: Sequence[tuple[str, msgspec.Raw]]) -> None:

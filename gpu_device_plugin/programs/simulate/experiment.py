@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
 
 from gpu_device_plugin.features.learning.rules.arrivals import ByFullness, Placer, Policy, Start
 from gpu_device_plugin.features.learning.rules.marginal_value import Appraiser
@@ -54,7 +53,7 @@ class Plan:
     """How long a borrower has to return memory."""
 
 
-def policy_of(name: str, nodes: Sequence[Start], workload: Workload) -> Policy[Any]:
+def policy_of(name: str, nodes: Sequence[Start], workload: Workload) -> Policy:
     """Return one of `POLICIES`; `fit` knows which pods will come."""
     return Appraiser(finished(learning(workload.mix(), gpu_nodes(nodes)))) if name == "fit" else ByFullness(name)
 

@@ -11,23 +11,9 @@ from itertools import accumulate, chain
 from math import ceil
 
 from gpu_device_plugin.features.learning.rules.arrivals import Start
-from gpu_device_plugin.features.learning.rules.marginal_value import FreeCapacity
 from gpu_device_plugin.features.learning.rules.price_learning import mean_gpu
-from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind, needs_gpus
+from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
 from gpu_device_plugin.settings.knobs import UsageError
-
-
-def gpus_with_room(kind: PodKind, shape: NodeType, left: FreeCapacity) -> list[int]:
-    """Return the GPUs and instances of a node, by position, each of which has room for a pod's part of it."""
-    allow, only_gpus = kind.selector.allow_model, needs_gpus(kind)
-    return [
-        at
-        for at, (gpu, free) in enumerate(zip(shape.gpus, left.frees, strict=True))
-        if free > 0
-        and (free >= kind.shares if kind.shares else free == gpu.size)
-        and not (only_gpus and gpu.instance)
-        and allow(gpu.model)
-    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from gpu_device_plugin.features.learning.rules.arrivals import Start
+from gpu_device_plugin.features.learning.rules.arrivals import ByFullness, Start, asked
+from gpu_device_plugin.features.learning.rules.marginal_value import FreeCapacity
 from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
 from gpu_device_plugin.programs.simulate.experiment import REJECTED, Needed, Plan
 from gpu_device_plugin.programs.simulate.model import (
@@ -17,13 +18,15 @@ from gpu_device_plugin.programs.simulate.model import (
     Workload,
     class_of,
     counted,
-    gpus_with_room,
     order,
     unit_of,
 )
 from gpu_device_plugin.report.rules import columns
 from gpu_device_plugin.report.rules.columns import Line, Tone, fitted
 from gpu_device_plugin.report.rules.printing import printable
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
+from gpu_device_plugin.scheduler.rules.fitting import unfit
+from gpu_device_plugin.scheduler.rules.packing import Packer
 
 Json = dict[str, Any]
 
@@ -269,11 +272,12 @@ def _spread(outcomes: Sequence[SimulationOutcome]) -> str:
 
 def _reasons(refused: Mapping[int, int], workload: Workload, nodes: Sequence[Start]) -> str:
     shapes = list({node.shape: None for node in nodes})
-    reasons: Counter[str] = Counter()
+    policy, reasons = ByFullness("binpack"), Counter[str]()
+    there = [policy.appraise(node.shape, node.left) for node in nodes]
     nowhere = 0
     for kind, number in refused.items():
         if any(shape.hosts(workload.kinds[kind]) for shape in shapes):
-            reasons[_lacking(workload.kinds[kind], nodes)] += number
+            reasons[_lacking(workload.kinds[kind], there)] += number
         else:
             nowhere += number
     most = reasons.most_common(_MOST_REASONS)
@@ -286,9 +290,11 @@ def _reasons(refused: Mapping[int, int], workload: Workload, nodes: Sequence[Sta
     return ", ".join(parts)
 
 
-def _lacking(kind: PodKind, nodes: Sequence[Start]) -> str:
+def _lacking(kind: PodKind, nodes: Sequence[tuple[Candidate, FreeCapacity]]) -> str:
     """Return what a pod waits for that fits on one of the nodes while that is empty."""
-    room = [node.left for node in nodes if len(gpus_with_room(kind, node.shape, node.left)) >= kind.gpus]
+    ask = asked(kind)
+    packer = Packer(ask.demands)
+    room = [left for node, left in nodes if unfit(ask, node, packer) is None]
     if not room:
         return f"for {_gpu_room(kind)}"
     beside = f" beside {_gpu_room(kind)}" if kind.gpus else ""

@@ -110,10 +110,10 @@ def _written(found: Arrangement, wanted: PlannedPod, plan: Plan, notes: Sequence
 
     Once a plan is found only the pods that stay on its own nodes matter.
     """
-    then = found.sites if plan.moves is None else settled(after(found.sites, plan.moves), wanted)
+    then = found.sites if plan is None else settled(after(found.sites, plan), wanted)
     document: dict[str, Any] = plan_document([(str(wanted), plan)], found.sites, then)
-    touched = {name for move in plan.moves or () for name in (move.origin, move.node)}
-    staying = [each for each in document["stays"] if plan.moves is None or each["node"] in touched]
+    touched = {name for move in plan or () for name in (move.origin, move.node)}
+    staying = [each for each in document["stays"] if plan is None or each["node"] in touched]
     more = len(staying) - _MOST_STAYING
     said = [*notes, note("more-not-moved", "{n:more pod is|more pods are} not moved.", n=more)] if more > 0 else notes
     return msgspec.json.encode(

@@ -129,7 +129,7 @@ async def test_each_node_names_the_pods_that_it_is_for_and_namespaces_take_turns
             w.api.add(builders.pod(f"z{n}", builders.container(mem=5), namespace="z"))
         await w.schedule()
         capacity = w.only.extender.features.of(Capacity)
-        await w.until(lambda: len(capacity.grower._waiters.unschedulable()) == 10)
+        await w.until(lambda: len(capacity.cache.waiters()) == 10)
         named = [each.pods for each in await capacity.grower.wanted()]
         assert [len(pods) for pods in named] == [2] * 5
         assert sorted(pod for pods in named for pod in pods) == [*(f"default/p{n}" for n in range(8)), "z/z0", "z/z1"]

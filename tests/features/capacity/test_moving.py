@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from gpu_device_plugin.features.audit.contract import LOGGER, AuditKind
+from gpu_device_plugin.features.capacity.capacity_cache import Waiter
 from gpu_device_plugin.features.capacity.rules.movable import Fits
 from gpu_device_plugin.features.capacity.scheduler import Capacity
-from gpu_device_plugin.features.capacity.waiters import Waiter
 from gpu_device_plugin.model.contract.keys import HELD_ROOM, MOVE_TO
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.resources import Kind
@@ -603,7 +603,7 @@ async def test_namespaces_take_turns_in_rebalancing() -> None:
             pod(w, f"p{n}", 5, rs="big", created=f"2026-01-01T00:00:0{n}Z")
         w.api.add(builders.pod("z", builders.container(mem=5), namespace="z"))
         await w.schedule()
-        await w.until(lambda: len(rebalancer._waiters.unschedulable()) == 4)
+        await w.until(lambda: len(rebalancer._cache.waiters()) == 4)
         all_wait.set()
         await w.until(lambda: len(looked) >= 3)
         assert looked[1] == "z"

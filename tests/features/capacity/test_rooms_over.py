@@ -33,12 +33,11 @@ def taken(
     rooms: Iterable[HeldRoom], pods: Iterable[FleetEntry], wait: Iterable[Pod] = (), leave: Collection[str] = ()
 ) -> list[str]:
     """Return the pods whose room on `a` is over: the replacement is bound; `leave` are those that end or have gone."""
-    found = over_rooms({each.uid: ("a", each) for each in rooms}, pods, wait, leave.__contains__)
-    return [*found.taken, *found.elsewhere]
+    return [*over_rooms({each.uid: ("a", each) for each in rooms}, pods, wait, leave.__contains__)[0]]
 
 
 def unclaimed(rooms: Iterable[HeldRoom], wait: Iterable[Pod], leave: Collection[str] = ()) -> Sequence[HeldRoom]:
-    return over_rooms({each.uid: ("a", each) for each in rooms}, (), wait, leave.__contains__).unclaimed
+    return over_rooms({each.uid: ("a", each) for each in rooms}, (), wait, leave.__contains__)[1]
 
 
 def test_room_is_taken_by_a_pod_of_its_controller_that_was_made_since_it_is_held() -> None:

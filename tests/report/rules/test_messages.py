@@ -13,7 +13,6 @@ import pytest
 import gpu_device_plugin
 from gpu_device_plugin.features.capacity.report import makes_room, stays
 from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedPod, UnmovableReason
-from gpu_device_plugin.features.capacity.rules.plans import Plan
 from gpu_device_plugin.features.elastic.report import resizes
 from gpu_device_plugin.features.use.report import of_pod
 from gpu_device_plugin.kubernetes.client.errors import Call
@@ -178,7 +177,7 @@ def findings() -> Iterator[Finding | None]:
     for one in (web, replace(web, running=True), *(replace(web, name=own.pod) for own in (HOG, STRANGER))):
         yield from of_pod(one, node_view("a", (16,), report=lent), [0])
     move = Move(PlannedPod(pod_on("web", {0: 4})), "n1", "n2", ())
-    yield from (makes_room(Plan(moves), "default/xxx") for moves in (None, (), (move,), (move, move)))
+    yield from (makes_room(moves, "default/xxx") for moves in (None, (), (move,), (move, move)))
     yield from (missing_right(Call("list", "pods", namespace=space)) for space in ("", "default"))
     yield from map(ago, (None, 3.0, 300.0, 9e3, 9e5))
     yield few(tuple("xxx" for _ in range(9)))

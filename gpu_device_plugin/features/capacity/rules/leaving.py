@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from types import MappingProxyType
 
 from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedPod
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
@@ -18,7 +17,6 @@ _AT_ONCE = 32
 """Places that are tried in one step, each within a tenth of a millisecond."""
 _POLICY = "binpack"
 _CHANGED = "something has come to it, or to where its pods would go, since that was decided"
-_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +138,7 @@ def refuges(
 def leaving(
     nodes: Mapping[str, Candidate],
     residents: Mapping[str, Sequence[PlannedPod]],
-    tied: Mapping[str, str] = _NONE,
+    tied: Mapping[str, str],
 ) -> Generator[None, None, Leaving]:
     """Return which nodes may go, any number of them at once, in steps of some milliseconds.
 

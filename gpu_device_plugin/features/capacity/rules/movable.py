@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TypeAlias
 
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.placing import Placement
@@ -124,17 +123,6 @@ class Fits:
 
 
 @dataclass(frozen=True, slots=True)
-class NodesFree:
-    """The goal that this many nodes have no pods on their GPUs."""
-
-    number: int
-
-
-Goal: TypeAlias = Fits | NodesFree
-"""What moves are for."""
-
-
-@dataclass(frozen=True, slots=True)
 class Move:
     """The eviction of a pod once room is held for its replacement."""
 
@@ -147,11 +135,8 @@ class Move:
 
     @property
     def shares(self) -> Mapping[int, int]:
-        """The shares that the replacement gets, by GPU position; all shares of a whole GPU."""
-        sums: Counter[int] = Counter()
-        for placement in self.placements:
-            sums.update(dict(placement.shares))
-        return dict(sorted(sums.items()))
+        """The shares that the replacement gets, by GPU position."""
+        return shares_of(self.placements)
 
     @property
     def replacement(self) -> PlannedPod:
@@ -161,16 +146,19 @@ class Move:
         )
 
 
-def usage_at(placements: Iterable[Placement]) -> Usage:
-    """Return the usage of a pod with these placements, without anything beyond its requests."""
-    shares: Counter[int] = Counter()
-    whole: list[int] = []
+def shares_of(placements: Iterable[Placement]) -> dict[int, int]:
+    """Return the shares that placements take, by GPU position; all shares of a whole GPU."""
+    sums: Counter[int] = Counter()
     for placement in placements:
-        if placement.demand.kind is Kind.COUNT:
-            whole += placement.positions
-        else:
-            shares.update(dict(placement.shares))
-    return Usage(tuple(sorted(shares.items())), tuple(sorted(whole)))
+        sums.update(dict(placement.shares))
+    return dict(sorted(sums.items()))
+
+
+def usage_at(placements: Sequence[Placement]) -> Usage:
+    """Return the usage of a pod with these placements, without anything beyond its requests."""
+    of_memory = [each for each in placements if each.demand.kind is Kind.MEMORY]
+    whole = [at for each in placements if each.demand.kind is Kind.COUNT for at in each.positions]
+    return Usage(tuple(shares_of(of_memory).items()), tuple(sorted(whole)))
 
 
 def after(sites: Iterable[PlannedNode], moves: Sequence[Move]) -> tuple[PlannedNode, ...]:

@@ -12,11 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import nlargest
-from types import MappingProxyType
 
 from gpu_device_plugin.features.capacity.rules.movable import (
     Fits,
-    Goal,
     Move,
     PlannedNode,
     PlannedPod,
@@ -34,6 +32,8 @@ from gpu_device_plugin.scheduler.rules.usage import GpuConsumer
 
 Steps = Generator[None, None, None]
 Cost = tuple[int, int, int]
+Plan = tuple[Move, ...] | None
+"""The moves to make, one after the other; None: no plan was found."""
 Way = tuple[tuple[int, int], str, tuple[Placement, ...]]
 """A place for a pod: the unused GPUs that it begins for shares and the free shares beside it, the node, and there.
 """
@@ -52,34 +52,22 @@ so many pods could not be moved."""
 _DEEPEST = 2
 """How many pods make room for one another in a row."""
 _POLICY = "binpack"
-NO_BUDGETS: Mapping[str, int] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The moves to make, one after the other."""
-
-    moves: tuple[Move, ...] | None
-    """None: no plan was found."""
-
-    @property
-    def fewest(self) -> bool:
-        """Whether it is known that no plan has fewer moves."""
-        return self.moves is not None and len(self.moves) <= 1
 
 
 def planning(
-    sites: Iterable[PlannedNode], goal: Goal, budgets: Mapping[str, int] = NO_BUDGETS, most_steps: int = MOST_STEPS
+    sites: Iterable[PlannedNode], goal: Fits | int, budgets: Mapping[str, int], most_steps: int = MOST_STEPS
 ) -> Generator[None, None, Plan]:
-    """Search for a plan, and yield every millisecond or two.
+    """Search for a plan by which a pod fits, or so many nodes have no pods on GPUs; yield every millisecond or two.
 
     No pod is moved twice. Of the plans that it comes to it is one with the fewest moves, then one whose most important
     pod is the least important, then one that moves the fewest shares. `budgets` are the evictions that each
     PodDisruptionBudget allows; all moves of a plan count together, as if no replacement became ready meanwhile. After
     `most_steps` the result is the best plan so far.
     """
-    highest = goal.priority if isinstance(goal, Fits) else None
-    return _Search(sites, budgets, most_steps, highest).run(goal)
+    search = _Search(sites, budgets, most_steps, goal.priority if isinstance(goal, Fits) else None)
+    with suppress(TooLongError):
+        yield from search.room_anywhere(goal) if isinstance(goal, Fits) else search.free_nodes(goal)
+    return None if search.best is None else search.best.moves
 
 
 def plan_each(
@@ -93,12 +81,12 @@ def plan_each(
     hopeless: set[Fits] = set()
     for pod in sorted(waiting, key=lambda pod: -pod.pod.priority):
         goal = Fits(pod.ask, pod.amounts, pod.nodes, pod.pod.priority)
-        found = Plan(None) if goal in hopeless else finished(planning(now, goal, left))
-        if found.moves is None:
+        found = None if goal in hopeless else finished(planning(now, goal, left))
+        if found is None:
             hopeless.add(goal)
         else:
-            now = settled(after(now, found.moves), pod)
-            left.subtract(move.pod.budget for move in found.moves)
+            now = settled(after(now, found), pod)
+            left.subtract(move.pod.budget for move in found)
         yield pod, found, now
 
 
@@ -176,13 +164,7 @@ class _Search:
         self._packer = cache(Packer)
         self._known: dict[Fits, list[Way]] = {}
         """By what a pod needs, its places on the nodes as they were, the least wasteful first; one of each node."""
-        self._best: _State | None = None
-
-    def run(self, goal: Goal) -> Generator[None, None, Plan]:
-        """Search, and yield every millisecond or two."""
-        with suppress(TooLongError):
-            yield from self._anywhere(goal) if isinstance(goal, Fits) else self._free_nodes(goal.number)
-        return Plan(None if self._best is None else self._best.moves)
+        self.best: _State | None = None
 
     def moved_away(self, node: str, pods: Iterable[PlannedPod]) -> tuple[tuple[Move, ...], tuple[PlannedPod, ...]]:
         """Return the moves of pods off their GPUs of a node, and the pods without room. Each may take all steps."""
@@ -200,18 +182,18 @@ class _Search:
         return state.moves, tuple(stuck)
 
     def _keep(self, state: _State | None) -> None:
-        if state is not None and (self._best is None or state.cost < self._best.cost):
-            self._best = state
+        if state is not None and (self.best is None or state.cost < self.best.cost):
+            self.best = state
 
-    def _anywhere(self, want: Fits) -> Steps:
+    def room_anywhere(self, want: Fits) -> Steps:
         """Make room on one node after the other, where the fewest pods have to leave first."""
         begin = _State()
         for pods, name in (yield from self._nearest(begin, want, {}, _MOST_NODES)):
-            if self._best is not None and pods > len(self._best.moves):
+            if self.best is not None and pods > len(self.best.moves):
                 return
             self._keep((yield from self._room_made(begin, name, want, _DEEPEST, {})))
 
-    def _free_nodes(self, number: int) -> Steps:
+    def free_nodes(self, number: int) -> Steps:
         """Empty the nodes with the fewest pods; where that is not enough, once more without the first, and so on."""
         order = sorted((site for site in self._sites.values() if site.node.gpus.gpus), key=lambda s: len(s.residents))
         for first in range(min(_MOST_NEAR, len(order))):

@@ -6,7 +6,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from gpu_device_plugin.features.learning.rules.marginal_value import NEVER, FreeCapacity
 from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind
@@ -19,20 +19,17 @@ from gpu_device_plugin.scheduler.rules.packing import Effort
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from gpu_device_plugin.scheduler.rules.scoring import Scorer
 
-Seen = TypeVar("Seen")
-"""What a policy remembers of a node until the node changes."""
 
-
-class Policy(Protocol[Seen]):
+class Policy(Protocol):
     """Chooses nodes for pods, and their GPUs. The policy `fit` is an `Appraiser` by tables that were learned."""
 
-    def appraise(self, node_type: NodeType, left: FreeCapacity, /) -> Seen:
-        """Return a node as the other functions want it."""
+    def appraise(self, node_type: NodeType, left: FreeCapacity, /) -> Any:
+        """Return a node as the other functions want it, until it changes."""
 
-    def gain(self, kind: PodKind, room: Seen, /) -> float:
+    def gain(self, kind: PodKind, room: Any, /) -> float:
         """Return the score of a node, the best being the highest; `NEVER` where the pod does not fit."""
 
-    def gpus(self, kind: PodKind, room: Seen, /) -> Sequence[int]:
+    def gpus(self, kind: PodKind, room: Any, /) -> Sequence[int]:
         """Return the GPUs that a pod with GPUs gets, by position; it fits there."""
 
 
@@ -125,7 +122,7 @@ class Placer:
     A row is the place of a node in `nodes`; of equal ones the first is chosen.
     """
 
-    def __init__(self, nodes: Sequence[Start], kinds: Sequence[PodKind], policy: Policy[Any]) -> None:
+    def __init__(self, nodes: Sequence[Start], kinds: Sequence[PodKind], policy: Policy) -> None:
         """Place pods of these kinds by a policy."""
         self.kinds = kinds
         self.shapes = [node.shape for node in nodes]

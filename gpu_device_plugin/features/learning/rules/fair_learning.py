@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
 
 from gpu_device_plugin.features.learning.rules.arrivals import ByFullness, Placer, Policy, Start
 from gpu_device_plugin.features.learning.rules.marginal_value import Appraiser
@@ -166,7 +165,7 @@ def trying(tables: Tables, mix: Mapping[PodKind, float], nodes: Mapping[NodeType
     sample = [Start.empty("", shape) for shape in _sample(nodes, min(_GPUS, _PODS * mean / tables.unit / 2))]
     capacity = sum(sum(node.shape.sizes) for node in sample)
     given = [0.0, 0.0]
-    policies: tuple[Policy[Any], ...] = Appraiser(tables), ByFullness("binpack")
+    policies: tuple[Policy, ...] = Appraiser(tables), ByFullness("binpack")
     for seed in range(_ORDERS if mean else 0):
         pods = [bisect_right(sums, place * sums[-1], hi=len(sums) - 1) for place in _evenly(seed, _PODS)]
         came = accumulate(demand[pod] for pod in pods)

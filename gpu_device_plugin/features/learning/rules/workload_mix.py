@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuSelector
-from gpu_device_plugin.model.resources import Amounts, Kind
+from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 
 HALF_LIFE_S = 6 * 3600.0
@@ -211,27 +211,20 @@ def joined(mixes: Iterable[Mapping[PodKind, float]]) -> dict[PodKind, float]:
     return {kind: weight / total for kind, weight in found.items()} if total else {}
 
 
-def kinds_of(ask: GpuRequest, cpu_milli: int, memory_mib: int) -> tuple[PodKind, ...]:
+def kinds_of(ask: GpuRequest, amounts: Amounts) -> tuple[PodKind, ...]:
     """Return a pod as kinds: one for each part that is placed by itself, the first with all CPU and memory."""
     preferences = ask.selector.of_models
     kinds: list[PodKind] = []
     for part in ask.parts:
-        demand = part.demand
+        demand, beside = part.demand, NO_AMOUNTS if kinds else amounts
         whole = demand.kind is Kind.COUNT
-        kinds.append(
-            PodKind(
-                0 if whole else demand.amount // demand.gpus,
-                demand.amount if whole else demand.gpus,
-                0 if kinds else cpu_milli,
-                0 if kinds else memory_mib,
-                preferences,
-            )
-        )
-    return tuple(kinds) or (PodKind(cpu_milli=cpu_milli, memory_mib=memory_mib),)
+        shares, gpus = (0, demand.amount) if whole else (demand.amount // demand.gpus, demand.gpus)
+        kinds.append(PodKind(shares, gpus, beside.cpu_milli, beside.memory_mib, preferences))
+    return tuple(kinds) or (PodKind(cpu_milli=amounts.cpu_milli, memory_mib=amounts.memory_mib),)
 
 
 def largest_kind(ask: GpuRequest, amounts: Amounts) -> PodKind:
     """Return the largest of a pod's parts as a kind, with all CPU and memory that the pod requests."""
-    kinds = kinds_of(ask, amounts.cpu_milli, amounts.memory_mib)
+    kinds = kinds_of(ask, amounts)
     largest = max(kinds, key=lambda kind: (kind.gpus > 0 and not kind.shares, kind.gpus * kind.shares, kind.gpus))
     return replace(largest, cpu_milli=amounts.cpu_milli, memory_mib=amounts.memory_mib)

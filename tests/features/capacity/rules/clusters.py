@@ -8,8 +8,6 @@ from typing import Any
 
 from gpu_device_plugin.features.capacity.rules.movable import (
     Fits,
-    Goal,
-    NodesFree,
     PlannedNode,
     PlannedPod,
     UnmovableReason,
@@ -37,7 +35,7 @@ class World:
     """A cluster and what is wanted of it."""
 
     sites: tuple[PlannedNode, ...]
-    goal: Goal
+    goal: Fits | int
     budgets: Mapping[str, int]
 
 
@@ -107,7 +105,7 @@ def _world(chance: random.Random) -> World:
         )
         if found is not None:
             sites[name] = sites[name].changed(come=found)
-    goal: Goal = NodesFree(chance.randint(1, 2))
+    goal: Fits | int = chance.randint(1, 2)
     if chance.random() < 0.8:
         asked = GpuRequest(tuple(map(Part, random_demands(chance, size))))
         allowed = frozenset(chance.sample(names, 2)) if chance.random() < 0.2 else None
@@ -170,12 +168,12 @@ def _place(pod: PlannedPod, site: PlannedNode) -> Place:
     return site.node.name, tuple(sorted(shares))
 
 
-def _reached(goal: Goal, state: State, pods: Sequence[PlannedPod], sites: Mapping[str, PlannedNode]) -> bool:
+def _reached(goal: Fits | int, state: State, pods: Sequence[PlannedPod], sites: Mapping[str, PlannedNode]) -> bool:
     if isinstance(goal, Fits):
         return next(_places(goal, state, pods, sites), None) is not None
-    assert isinstance(goal, NodesFree)
+    assert isinstance(goal, int)
     used = {name for name, _ in state[0]}
-    return sum(name not in used for name in sites) >= goal.number
+    return sum(name not in used for name in sites) >= goal
 
 
 def _places(want: Fits, state: State, pods: Sequence[PlannedPod], sites: Mapping[str, PlannedNode]) -> Iterator[Place]:

@@ -104,7 +104,7 @@ def test_cpu_and_memory_count() -> None:
 
 def test_many_nodes_take_many_steps() -> None:
     cluster: Cluster = {f"n{n}": [[5]] for n in range(100)}
-    steps = leaving(nodes_of(cluster), residents_of(cluster))
+    steps = leaving(nodes_of(cluster), residents_of(cluster), {})
 
     assert sum(1 for _ in steps) > 100
 

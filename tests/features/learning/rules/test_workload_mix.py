@@ -184,13 +184,14 @@ def test_a_pod_is_a_kind_for_each_part_that_gets_gpus_of_its_own() -> None:
     parts = (Part(Demand(Kind.MEMORY, 8, 2)), Part(Demand(Kind.COUNT, 3)), Part(Demand(Kind.MEMORY, 5)))
     models = GpuSelector(use_models=("T4",), avoid_models=("A10",))
     preferences = GpuSelector(("T4",), ("A10",), frozenset({"GPU-1"}), frozenset(), "spread", "spread")
-    assert kinds_of(GpuRequest(parts, preferences), 2000, 64) == kinds_of(GpuRequest(parts, models), 2000, 64)
-    assert kinds_of(GpuRequest(parts, models), 2000, 64) == (
+    beside = Amounts(2000, 64)
+    assert kinds_of(GpuRequest(parts, preferences), beside) == kinds_of(GpuRequest(parts, models), beside)
+    assert kinds_of(GpuRequest(parts, models), beside) == (
         PodKind(4, 2, 2000, 64, models),
         PodKind(0, 3, 0, 0, models),
         PodKind(5, 1, 0, 0, models),
     )
-    assert kinds_of(GpuRequest(), 500, 16) == (PodKind(0, 0, 500, 16),)
+    assert kinds_of(GpuRequest(), Amounts(500, 16)) == (PodKind(0, 0, 500, 16),)
 
 
 @pytest.mark.parametrize(
