@@ -28,12 +28,8 @@ _DEEPEST_OUTSIDE = 5
 """Levels below the mount: runc's cgroups are below the unit of containerd, which may run in a container itself."""
 _QOS_LEVELS = 1
 """Levels between a tree and its pods: ``burstable`` and ``besteffort``, under any name; guaranteed pods have none."""
-
-
 _LONGEST = 1 << 14
 """Bytes of a file with counters."""
-
-
 _COUNTED = ("nr_periods", "nr_throttled", "oom_kill")
 
 

@@ -83,7 +83,7 @@ class NodeAgent:
             raise UsageError(str(error)) from error
         # The device plugin: what it offers, what the kubelet says of it, and how it is registered.
         self.other_plugins = OtherPlugins(api)
-        self.advertiser = Advertiser(self.state, config, self.reports, settings.refusal_limit)
+        self.advertiser = Advertiser(self.state, config, api, settings.refusal_limit)
         self.kubelet_records = KubeletRecords(
             settings.device_plugin_dir,
             settings.pod_resources_socket,

@@ -32,8 +32,6 @@ _log = logging.getLogger(__name__)
 
 _REMEMBER_S = 2.0
 """How long new GPUs wait for the positions that they had before, in seconds. Pods fail until we register."""
-
-
 _MOST_BYTES = 4
 """Of a character in UTF-8."""
 
@@ -57,7 +55,7 @@ class Configuration:
     def __init__(self, node: NodeContext, serving: Observable[Serving], reconciler: Reconciler) -> None:
         """Prepare to set the configuration of `node`, which is `initial` until then."""
         self._config, self._settings, self._state, self._metrics = node.config, node.settings, node.state, node.metrics
-        self._api, self._reports, self._features = node.api, node.reports, node.features
+        self._api, self._features = node.api, node.features
         self._other_plugins, self._hardware = node.other_plugins, node.hardware
         self._serving = serving
         self._reconciler = reconciler
@@ -211,6 +209,7 @@ class Configuration:
         if config.limits_summary not in {"", before.limits_summary}:
             _log.info("memory limits: %s", config.limits_summary)
         if config.means.missing not in {"", before.means.missing}:
-            self._reports.limits_missing(config.means.missing)
+            sentence = f"memory limits are not there: {config.means.missing}"
+            self._api.announce(_log, "GPULimitsUnavailable", sentence, "Limit")
         if (cordons := config.facts.cordons) != before.facts.cordons:
             self._cordons_read.set(write_cordons(cordons) or "")

@@ -11,13 +11,13 @@ from typing import NoReturn
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, wait_within
+from gpu_device_plugin.features.claims import ClaimSettings
 from gpu_device_plugin.features.claims.claim_handler import NodeClaims, NotPreparedError
 from gpu_device_plugin.features.claims.claim_store import ClaimStore, ClaimStoreError
 from gpu_device_plugin.features.claims.contract import DRIVER, is_former_name
 from gpu_device_plugin.features.claims.dra_offer import DeviceOffer
 from gpu_device_plugin.features.claims.dra_services import DraLoop, DraServicer
 from gpu_device_plugin.features.claims.rules.prepared import claim_allocations
-from gpu_device_plugin.features.claims.settings import ClaimSettings
 from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_claims
 from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.model.allocations import Allocation

@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase, translate
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.conflicts import ConflictSettings
 from gpu_device_plugin.features.conflicts.rules import OTHERS, Detection
-from gpu_device_plugin.features.conflicts.settings import ConflictSettings
 from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind, Resource
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 _OF_OTHERS = ("nvidia.com/*", "amd.com/gpu", "volcano.sh/vgpu-*", *(name for each in OTHERS for name in each.resources))
-
-
 _PATTERNS_OF_OTHERS: Mapping[str, tuple[str, ...]] = {
     "KAI's and run:ai's": ("gpu-fraction", "gpu-fraction-*", "gpu-memory", "gpu-memory-*", "gpu-compute*"),
     "KAI's": ("kai.scheduler/*",),
@@ -36,27 +34,15 @@ _PATTERNS_OF_OTHERS: Mapping[str, tuple[str, ...]] = {
     "Volcano's": ("volcano.sh/vgpu-*",),
 }
 """Patterns of the annotations by which pods ask other systems for a part of a GPU."""
-
-
 _ANNOTATIONS_OF_OTHERS = {
     system: re.compile("|".join(map(translate, patterns))) for system, patterns in _PATTERNS_OF_OTHERS.items()
 }
-
-
 _MOST_ANNOTATIONS = 1000
 """Of one pod, that are compared with them. The API server takes tens of thousands."""
-
-
 _SCHEDULERS_OF_OTHERS = ("kai-scheduler*", "runai-scheduler*", "hami-scheduler*", "volcano*")
-
-
 _OF_A_PROFILE = re.compile(r"mig|[1-7]g\.", re.ASCII)
 """In the name of a resource for a MIG profile, well written or not."""
-
-
 _DID_YOU_MEAN = "It asks for {resource}, which no agent offers: did you mean {meant}?"
-
-
 _INSTEAD = {
     Kind.MEMORY: ("write-memory", "{name}: N for N units of the memory of one GPU"),
     Kind.COUNT: ("write-count", "{name}: 1 for a whole GPU"),
@@ -134,11 +120,7 @@ class ConflictsReport(ReportFeature):
         return annotations_of_others(keys)
 
     def corrections(  # noqa: D102
-        self,
-        pod: Pod,  # noqa: ARG002
-        status: SchedulingStatus,
-        resources: Sequence[Resource],
-        offered: Collection[str],
+        self, pod: Pod, status: SchedulingStatus, resources: Sequence[Resource], offered: Collection[str]
     ) -> Iterable[Finding]:
         yield from asks_for_others(status.limits, resources, offered)
         yield from annotated_for_others(status.of_others, status.scheduler, resources)

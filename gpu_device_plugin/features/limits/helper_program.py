@@ -13,9 +13,9 @@ from typing import NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.waiting import wait_within
+from gpu_device_plugin.features.limits import LimitHelperSettings
 from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, LimitOutcome, MemoryLimit
 from gpu_device_plugin.features.limits.rules import helper_limits as rules
-from gpu_device_plugin.features.limits.settings import LimitHelperSettings
 from gpu_device_plugin.file_link import HelperLink
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, MonitorTimings

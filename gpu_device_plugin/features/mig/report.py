@@ -164,20 +164,12 @@ class MigReport(ReportFeature):
     """Says which MIG instances a pod has, or why it gets none."""
 
     def corrections(  # noqa: D102
-        self,
-        pod: Pod,
-        status: SchedulingStatus,  # noqa: ARG002
-        resources: Sequence[Resource],  # noqa: ARG002
-        offered: Collection[str],  # noqa: ARG002
+        self, pod: Pod, status: SchedulingStatus, resources: Sequence[Resource], offered: Collection[str]
     ) -> Iterable[Finding]:
         return asks_for_several(pod.containers)
 
     def placed(  # noqa: D102
-        self,
-        pod: Pod,
-        resources: Sequence[Resource],  # noqa: ARG002
-        node: NodeView | None,
-        positions: Sequence[int],  # noqa: ARG002
+        self, pod: Pod, resources: Sequence[Resource], node: NodeView | None, positions: Sequence[int]
     ) -> Iterable[Finding]:
         return held_instances(str(pod), pod.uid, node) if asked_instances(pod) else ()
 
@@ -192,7 +184,6 @@ _GIVEN = {
     MigMode.WHOLE: "pods get them one by one, each profile by its own resource",
     MigMode.SHARE: "pods get their memory in shares",
 }
-
 
 _SEEING = (
     "deploy/patches/mig-agent.yaml (chart: agent.migMonitor) gives the agent NVIDIA_MIG_MONITOR_DEVICES=all and the "

@@ -14,9 +14,9 @@ from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement
 from gpu_device_plugin.features.limits.rules.limit_grants import Part
+from gpu_device_plugin.features.mps import MpsSettings
 from gpu_device_plugin.features.mps.contract import MPS_FILES, SHM_DIRECTORY, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules import mps_admission as mps
-from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.file_link import FileLink
 from gpu_device_plugin.kubelet.procfs import boot_time
@@ -126,7 +126,7 @@ class Mps(NodeFeature):
 
     enforcement: ClassVar[Enforcement] = Enforcement.MPS
 
-    def means(self, shares: Shares, cgroup: int | None, labels: Mapping[str, str]) -> None:  # noqa: ARG002
+    def means(self, shares: Shares, cgroup: int | None, labels: Mapping[str, str]) -> None:
         """Read the supervisor's state; `Limits`, which is asked next, chooses the means."""
         self.read_state()
 
@@ -163,7 +163,7 @@ class Mps(NodeFeature):
             self.asked_for = asked
             self._worker.wake()
 
-    def measured(self, metrics: NodeMetrics) -> Gauges:  # noqa: ARG002, D102
+    def measured(self, metrics: NodeMetrics) -> Gauges:  # noqa: D102
         return [(MPS_READY, [((uuid,), ready) for uuid, ready in self.ready.items()])]
 
     def tasks(self) -> Tasks:  # noqa: D102

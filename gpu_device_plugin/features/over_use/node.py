@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.features.eviction.evictor import Evictor
+from gpu_device_plugin.features.over_use import OverUseSettings
 from gpu_device_plugin.features.over_use.rules import (
     Excess,
     OverUseRules,
@@ -18,7 +19,6 @@ from gpu_device_plugin.features.over_use.rules import (
     outlook,
     use_of,
 )
-from gpu_device_plugin.features.over_use.settings import OverUseSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.features.use.rules.process_use import UseReading
 from gpu_device_plugin.model.allocations import Place
@@ -56,7 +56,7 @@ class OverUse(NodeFeature):
     def tasks(self) -> Tasks:  # noqa: D102
         return [self._use.reading.follow(self.act_on)]
 
-    def measured(self, metrics: NodeMetrics) -> Gauges:  # noqa: ARG002, D102
+    def measured(self, metrics: NodeMetrics) -> Gauges:  # noqa: D102
         return [(CONTAINERS_OVER, [((), len(self.excesses))])]
 
     def act_on(self, reading: UseReading) -> None:

@@ -12,6 +12,7 @@ from gpu_device_plugin.aio.http import JSON, Page, Route, page_at
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import Attempts, together
 from gpu_device_plugin.aio.worker import Worker
+from gpu_device_plugin.features.use import UseSettings
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus, LimitsOf, container_gpus, no_limits
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ, UseReading, attribute, blindness
 from gpu_device_plugin.features.use.rules.use_report import (
@@ -25,7 +26,6 @@ from gpu_device_plugin.features.use.rules.use_report import (
     node_use,
     use_gauges,
 )
-from gpu_device_plugin.features.use.settings import UseSettings
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.kubelet.procfs import ProcessOwners, boot_time, in_nodes_namespace
 from gpu_device_plugin.model.allocations import Place

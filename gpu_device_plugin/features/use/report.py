@@ -255,11 +255,7 @@ class UseReport(ReportFeature):
         return _quiet_or_strange(node, parts) if quiet else ()
 
     def placed(  # noqa: D102
-        self,
-        pod: Pod,
-        resources: Sequence[Resource],  # noqa: ARG002
-        node: NodeView | None,
-        positions: Sequence[int],
+        self, pod: Pod, resources: Sequence[Resource], node: NodeView | None, positions: Sequence[int]
     ) -> Iterable[Finding]:
         return () if node is None else of_pod(pod, node, positions)
 
@@ -268,12 +264,8 @@ class UseReport(ReportFeature):
 
 DETAILS = "{node}: {details}"
 """The text of a finding with the parameters of `details`."""
-
-
 _RETURN_S = 120.0
 """A container that is asked to return memory for longer does not do it by itself."""
-
-
 _SELF_GIVEN = "such a pod is privileged, or sets NVIDIA_VISIBLE_DEVICES itself; have it ask for its GPU memory"
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
+from gpu_device_plugin.features.over_use import OverUseSettings
 from gpu_device_plugin.features.over_use.rules import OverUseRules
-from gpu_device_plugin.features.over_use.settings import OverUseSettings
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView
 from gpu_device_plugin.hardware.monitor import Hardware
