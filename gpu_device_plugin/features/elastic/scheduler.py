@@ -11,13 +11,7 @@ from dataclasses import dataclass, replace
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.turns import in_turns
 from gpu_device_plugin.features.elastic.contract import Allowance, read_wish
-from gpu_device_plugin.features.elastic.rules.promising import (
-    Outcome,
-    decides,
-    resize,
-    wants_more,
-    with_room_to_borrow,
-)
+from gpu_device_plugin.features.elastic.rules.promising import Outcome, decides, resize, wants_more, with_room_to_borrow
 from gpu_device_plugin.kubernetes.client.errors import (
     ApiError,
     ConflictError,

@@ -21,7 +21,7 @@ from gpu_device_plugin.features.use.rules.use_report import (
     AskedToReturn,
     Names,
     due_in_s,
-    fresh,
+    longest_pause_s,
     names,
     node_use,
     use_gauges,
@@ -195,7 +195,8 @@ class UseReports(NodeFeature):
 
     def now(self) -> NodeUse:
         """Return the report of this moment: without figures while they are not read."""
-        return self._report(fresh=fresh(self._use.reading.value, self.clock(), self._use.interval_s))
+        age_s = self.clock() - self._use.reading.value.at
+        return self._report(fresh=age_s <= longest_pause_s(self._use.interval_s))
 
     async def page(self) -> Page:
         """Return the report of this moment as JSON. One is written after the other, however many clients ask."""
