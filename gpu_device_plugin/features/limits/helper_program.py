@@ -143,13 +143,7 @@ def main(sources: Sources[LimitHelperSettings], texts: Texts, settings: LimitHel
             f"memory_dir: {settings.memory_dir}: there is no such directory; mount the node's, as "
             "deploy/optional/limits.yaml does"
         )
-    return asyncio.run(_run(sources, texts, settings))
-
-
-async def _run(sources: Sources[LimitHelperSettings], texts: Texts, settings: LimitHelperSettings) -> int:
     _log.info("the limit helper starts", extra={"version": __version__, "memory_dir": str(settings.memory_dir)})
-    helper = LimitHelper(settings.memory_dir, Hardware(settings.gpus, timings=_TIMINGS), CgroupTree())
-    program = ReloadingProgram(settings)
-    return await program.follow_settings(
-        sources, texts, helper.run(), "limit helper", restart_after=(HardwareContextLost,)
-    )
+    work = LimitHelper(settings.memory_dir, Hardware(settings.gpus, timings=_TIMINGS), CgroupTree()).run()
+    program, ends = ReloadingProgram(settings), (HardwareContextLost,)
+    return asyncio.run(program.follow_settings(sources, texts, work, "limit helper", restart_after=ends))
