@@ -104,7 +104,8 @@ class Claims(NodeFeature):
                 self._apply(now)
                 if task is None:
                     self._plugin.last_mode.write(now.mode)
-                    task = tasks.create_task(self._serve(now.mode), name=f"serve by {now.mode}")
+                    serving = self.dra.run() if now.mode is ServingMode.DRA else self._plugin.serve()
+                    task = tasks.create_task(serving, name=f"serve by {now.mode}")
                 await self._changed.wait()
 
     async def _begin(self) -> ServingMode | None:
@@ -175,11 +176,6 @@ class Claims(NodeFeature):
             self.serving.set(now)
         if now.mode is ServingMode.DRA:
             self.dra.serve(closing=bool(now.waits))
-
-    async def _serve(self, mode: ServingMode) -> NoReturn:
-        if mode is ServingMode.DRA:
-            await self.dra.run()
-        await self._plugin.serve()
 
 
 def choose_mode(
