@@ -120,7 +120,11 @@ class ConflictsReport(ReportFeature):
         return annotations_of_others(keys)
 
     def corrections(  # noqa: D102
-        self, pod: Pod, status: SchedulingStatus, resources: Sequence[Resource], offered: Collection[str]
+        self,
+        pod: Pod,  # noqa: ARG002
+        status: SchedulingStatus,
+        resources: Sequence[Resource],
+        offered: Collection[str],
     ) -> Iterable[Finding]:
         yield from asks_for_others(status.limits, resources, offered)
         yield from annotated_for_others(status.of_others, status.scheduler, resources)

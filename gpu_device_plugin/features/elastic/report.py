@@ -210,7 +210,7 @@ def _borrowing(parts: Sequence[ContainerUse]) -> Iterator[State]:
 class ElasticReport(ReportFeature):
     """Says what a pod's memory is guaranteed, and what limits it."""
 
-    def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: D102
+    def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: ARG002, D102
         growing = [part for part in parts if part.limit_mib is not None or part.asked_at]
         return _borrowing(growing) if growing else ()
 
@@ -218,7 +218,11 @@ class ElasticReport(ReportFeature):
         return unreadable_wishes(pod)
 
     def placed(  # noqa: D102
-        self, pod: Pod, resources: Sequence[Resource], node: NodeView | None, positions: Sequence[int]
+        self,
+        pod: Pod,
+        resources: Sequence[Resource],
+        node: NodeView | None,
+        positions: Sequence[int],  # noqa: ARG002
     ) -> Iterable[Finding]:
         return resizes(pod, resources, node)
 

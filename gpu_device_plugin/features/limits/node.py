@@ -148,5 +148,5 @@ class Limits(NodeFeature):
             tasks.append(self.link.run())
         return tasks
 
-    def measured(self, metrics: NodeMetrics) -> Gauges:  # noqa: D102
+    def measured(self, metrics: NodeMetrics) -> Gauges:  # noqa: ARG002, D102
         return [(LIMIT_STATES, [((held,), count) for held, count in self.verification.counts.items()])]

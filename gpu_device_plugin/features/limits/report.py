@@ -56,7 +56,7 @@ class LimitsReport(ReportFeature):
             limits = here.enforcement.value
             yield State(14, "other-limits", Tone.PLAIN, f"limits: {limits}", {"limits": limits})
 
-    def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: D102
+    def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: ARG002, D102
         held = [part.held for part in parts if part.held in _BROKEN]
         if not held:
             return ()

@@ -164,12 +164,20 @@ class MigReport(ReportFeature):
     """Says which MIG instances a pod has, or why it gets none."""
 
     def corrections(  # noqa: D102
-        self, pod: Pod, status: SchedulingStatus, resources: Sequence[Resource], offered: Collection[str]
+        self,
+        pod: Pod,
+        status: SchedulingStatus,  # noqa: ARG002
+        resources: Sequence[Resource],  # noqa: ARG002
+        offered: Collection[str],  # noqa: ARG002
     ) -> Iterable[Finding]:
         return asks_for_several(pod.containers)
 
     def placed(  # noqa: D102
-        self, pod: Pod, resources: Sequence[Resource], node: NodeView | None, positions: Sequence[int]
+        self,
+        pod: Pod,
+        resources: Sequence[Resource],  # noqa: ARG002
+        node: NodeView | None,
+        positions: Sequence[int],  # noqa: ARG002
     ) -> Iterable[Finding]:
         return held_instances(str(pod), pod.uid, node) if asked_instances(pod) else ()
 

@@ -126,7 +126,7 @@ class Mps(NodeFeature):
 
     enforcement: ClassVar[Enforcement] = Enforcement.MPS
 
-    def means(self, shares: Shares, cgroup: int | None, labels: Mapping[str, str]) -> None:
+    def means(self, shares: Shares, cgroup: int | None, labels: Mapping[str, str]) -> None:  # noqa: ARG002
         """Read the supervisor's state; `Limits`, which is asked next, chooses the means."""
         self.read_state()
 
@@ -163,7 +163,7 @@ class Mps(NodeFeature):
             self.asked_for = asked
             self._worker.wake()
 
-    def measured(self, metrics: NodeMetrics) -> Gauges:  # noqa: D102
+    def measured(self, metrics: NodeMetrics) -> Gauges:  # noqa: ARG002, D102
         return [(MPS_READY, [((uuid,), ready) for uuid, ready in self.ready.items()])]
 
     def tasks(self) -> Tasks:  # noqa: D102

@@ -56,7 +56,7 @@ class OverUse(NodeFeature):
     def tasks(self) -> Tasks:  # noqa: D102
         return [self._use.reading.follow(self.act_on)]
 
-    def measured(self, metrics: NodeMetrics) -> Gauges:  # noqa: D102
+    def measured(self, metrics: NodeMetrics) -> Gauges:  # noqa: ARG002, D102
         return [(CONTAINERS_OVER, [((), len(self.excesses))])]
 
     def act_on(self, reading: UseReading) -> None:

@@ -30,7 +30,7 @@ def told_over_use(pod: Pod) -> list[Finding]:
 class OverUseReport(ReportFeature):
     """Says that a pod uses more than it was granted."""
 
-    def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: D102
+    def part_states(self, node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:  # noqa: ARG002, D102
         over = [part.over_since for part in parts if part.over_since]
         if not over or any(map(trespasses, parts)):
             return ()
@@ -43,7 +43,11 @@ class OverUseReport(ReportFeature):
         return told_over_use(pod)
 
     def placed(  # noqa: D102
-        self, pod: Pod, resources: Sequence[Resource], node: NodeView | None, positions: Sequence[int]
+        self,
+        pod: Pod,
+        resources: Sequence[Resource],  # noqa: ARG002
+        node: NodeView | None,  # noqa: ARG002
+        positions: Sequence[int],  # noqa: ARG002
     ) -> Iterable[Finding]:
         return told_over_use(pod)
 

@@ -255,7 +255,11 @@ class UseReport(ReportFeature):
         return _quiet_or_strange(node, parts) if quiet else ()
 
     def placed(  # noqa: D102
-        self, pod: Pod, resources: Sequence[Resource], node: NodeView | None, positions: Sequence[int]
+        self,
+        pod: Pod,
+        resources: Sequence[Resource],  # noqa: ARG002
+        node: NodeView | None,
+        positions: Sequence[int],
     ) -> Iterable[Finding]:
         return () if node is None else of_pod(pod, node, positions)
 
