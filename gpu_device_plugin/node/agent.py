@@ -44,7 +44,6 @@ from gpu_device_plugin.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.node.node_cluster import NodeCluster
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
@@ -71,8 +70,12 @@ class NodeAgent(NodeContext):
         self.config = config = Observable(initial(settings))
         self.state = NodeState(Node(config.value.shares))
         self.metrics = m.PrometheusMetrics(self.gauges) if settings.http else m.Metrics()
-        self.cluster = cluster = self._reach_cluster()
-        self.api = api = NodeApi() if cluster is None else cluster
+        self.cluster = None
+        if (api_server := reach_api(settings)) is not None:
+            from gpu_device_plugin.node.node_cluster import NodeCluster  # noqa: PLC0415 - see node_api.reach_api
+
+            self.cluster = NodeCluster(api_server, settings, config, self.state, self.metrics)
+        self.api = api = self.cluster or NodeApi()
         self.reports = Reports(self.state, self.metrics, api)
         try:
             self.hardware = Hardware(settings.gpus, on_change=self.reports.health_changed, on_xid=self.reports.xid_seen)
@@ -117,7 +120,7 @@ class NodeAgent(NodeContext):
         self.entries, self.limit_states = Observable(()), Observable({})
         self.checkpoint_entries = self.reconciler.checkpoint_entries
         self.dev, self.proc, self.cgroups = dev, proc, CgroupTree(cgroups)
-        self.features.make(features, self, api=cluster is not None)
+        self.features.make(features, self, api=self.cluster is not None)
         self._further_entries = [entries for feature in self.features for entries in feature.entries()]
         """What containers hold in another way than by the kubelet's checkpoint."""
         servers = (server for feature in self.features if (server := feature.server()) is not None)
@@ -289,11 +292,3 @@ class NodeAgent(NodeContext):
         if not config.claims and not self.registration.registrations.keys() >= {each.name for each in config.resources}:
             self.advertiser.refresh()
             self.registration.serve_more()
-
-    def _reach_cluster(self) -> NodeCluster | None:
-        server = reach_api(self.settings.value)
-        if server is None:
-            return None
-        from gpu_device_plugin.node.node_cluster import NodeCluster  # noqa: PLC0415 - see node_api.reach_api
-
-        return NodeCluster(server, self.settings.value, self.config, self.state, self.metrics)
