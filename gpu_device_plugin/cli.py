@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpu_device_plugin import __version__, logs
 from gpu_device_plugin.aio import low_memory_imports
 from gpu_device_plugin.commandline import FAILED, Parser, add_settings, ending, flags_in, no_such_argument
-from gpu_device_plugin.features.limits.settings import LimitHelperSettings
-from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
+from gpu_device_plugin.features.limits import LimitHelperSettings
+from gpu_device_plugin.features.mps import MpsSupervisorSettings
 from gpu_device_plugin.report.rules.printing import nearest
 from gpu_device_plugin.settings.common import LogSettings
 from gpu_device_plugin.settings.knobs import PROGRAM, Settings, UsageError, knobs_of

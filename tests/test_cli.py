@@ -13,8 +13,8 @@ from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.__main__ import kubectl_plugin
 from gpu_device_plugin.__main__ import main as begin
 from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
-from gpu_device_plugin.features.limits.settings import LimitHelperSettings
-from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
+from gpu_device_plugin.features.limits import LimitHelperSettings
+from gpu_device_plugin.features.mps import MpsSupervisorSettings
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.settings.knobs import Knob, UsageError, knobs_of
 

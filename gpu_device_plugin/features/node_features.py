@@ -1,17 +1,17 @@
 """The list of the node agent's features, in their order, with what each needs of others."""
 
 from gpu_device_plugin.feature_list import FeatureSpec, settings_of
-from gpu_device_plugin.features.claims.settings import ClaimSettings
-from gpu_device_plugin.features.conflicts.settings import ConflictSettings
-from gpu_device_plugin.features.cordon.settings import CordonSettings
-from gpu_device_plugin.features.elastic.settings import ElasticSettings
-from gpu_device_plugin.features.eviction.settings import EvictionSettings, GpuFailureSettings
-from gpu_device_plugin.features.history.settings import HistorySettings
+from gpu_device_plugin.features.claims import ClaimSettings
+from gpu_device_plugin.features.conflicts import ConflictSettings
+from gpu_device_plugin.features.cordon import CordonSettings
+from gpu_device_plugin.features.elastic import ElasticSettings
+from gpu_device_plugin.features.eviction import EvictionSettings, GpuFailureSettings
+from gpu_device_plugin.features.history import HistorySettings
 from gpu_device_plugin.features.idle.settings import IdleSettings
-from gpu_device_plugin.features.limits.settings import LimitSettings
-from gpu_device_plugin.features.mps.settings import MpsSettings
-from gpu_device_plugin.features.over_use.settings import OverUseSettings
-from gpu_device_plugin.features.use.settings import UseSettings
+from gpu_device_plugin.features.limits import LimitSettings
+from gpu_device_plugin.features.mps import MpsSettings
+from gpu_device_plugin.features.over_use import OverUseSettings
+from gpu_device_plugin.features.use import UseSettings
 from gpu_device_plugin.settings.node import NodeSettings
 
 NODE_FEATURES = (

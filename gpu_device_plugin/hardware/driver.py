@@ -74,7 +74,13 @@ if TYPE_CHECKING:
             """
 
 
-_PERCENT = 100
+MOST_MIB = 1 << 26
+"""The most memory of a GPU: 64 TiB. A much larger number would make more shares than fit into memory."""
+MOST_INSTANCES = 16
+"""The most MIG instances of a GPU: today none can have more than seven."""
+MOST_PROCESSES = 4096
+"""The most processes of a GPU that are told."""
+PERCENT = 100
 _COUNTER = (1 << 63) - 1
 MOST_OF_CONDITION = {
     **dict.fromkeys(("temperature_c", "memory_temperature_c", "slowdown_c"), 300),
@@ -82,7 +88,7 @@ MOST_OF_CONDITION = {
     **dict.fromkeys(("power_mw", "power_limit_mw", "power_limit_default_mw"), 100_000_000),
     **dict.fromkeys(("sm_clock_mhz", "sm_clock_max_mhz", "memory_clock_mhz", "memory_clock_max_mhz"), 100_000),
     "throttle": 0xFC,
-    **dict.fromkeys(("sm_percent", "memory_percent", "encoder_percent", "decoder_percent"), _PERCENT),
+    **dict.fromkeys(("sm_percent", "memory_percent", "encoder_percent", "decoder_percent"), PERCENT),
     **dict.fromkeys(("pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max"), 64),
     **dict.fromkeys(("energy_mj", "pcie_replays", "pcie_sent_bytes", "pcie_received_bytes"), _COUNTER),
     **dict.fromkeys(("nvlink_errors", "ecc_corrected", "ecc_uncorrected"), _COUNTER),

@@ -7,7 +7,14 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from gpu_device_plugin.hardware.driver import ADVICE, MOST_OF_CONDITION
+from gpu_device_plugin.hardware.driver import (
+    ADVICE,
+    MOST_INSTANCES,
+    MOST_MIB,
+    MOST_OF_CONDITION,
+    MOST_PROCESSES,
+    PERCENT,
+)
 from gpu_device_plugin.model.gpus import Gpu, Link, MigInstance
 from gpu_device_plugin.model.mig import is_profile
 from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading, GpuTelemetry
@@ -17,19 +24,12 @@ _Counted: TypeAlias = "GpuReading | GpuProcess | GpuTelemetry | CgroupLimit"
 
 MOST_BYTES: Final = 4 << 20
 """The most bytes of a line. A description has 128 GPUs at most, and their links take 1 MB."""
-_MOST_MIB = 1 << 26
-"""The most memory of a GPU: 64 TiB. A much larger number would make more shares than fit into memory."""
-_MOST_INSTANCES = 16
-"""The most MIG instances of a GPU: today none can have more than seven."""
 _MOST_ID = (1 << 31) - 1
 """The largest ID of a part of a GPU, or number of a device node."""
 _MOST_LIMIT_MIB = 1 << 44
 """The most that a limit can be: NVML has 64 bits for its bytes."""
-_MOST_PROCESSES = 4096
-"""The most processes of a GPU; `hardware/nvml/nvml_calls.py` lists no more."""
 _MOST_PID = (1 << 32) - 1
 """NVML's processes have unsigned IDs of 32 bits."""
-_MOST_PERCENT = 100
 
 
 class MalformedError(ValueError):
@@ -95,10 +95,10 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 
 _LINES = msgspec.json.Decoder(Message)
 _MOST: Mapping[type[_Counted], Mapping[str, int]] = {
-    GpuReading: {"used_mib": _MOST_MIB},
-    GpuProcess: {"pid": _MOST_PID, "used_mib": _MOST_MIB, "sm_percent": _MOST_PERCENT},
+    GpuReading: {"used_mib": MOST_MIB},
+    GpuProcess: {"pid": _MOST_PID, "used_mib": MOST_MIB, "sm_percent": PERCENT},
     GpuTelemetry: MOST_OF_CONDITION,
-    CgroupLimit: {"hard_mib": _MOST_LIMIT_MIB, "soft_mib": _MOST_LIMIT_MIB, "used_mib": _MOST_MIB},
+    CgroupLimit: {"hard_mib": _MOST_LIMIT_MIB, "soft_mib": _MOST_LIMIT_MIB, "used_mib": MOST_MIB},
 }
 """The most that the amounts of a record can be; the least is 0."""
 
@@ -147,9 +147,9 @@ def read(line: bytes) -> Message:
 def _check_answer(answer: Answer) -> None:
     gpus = answer.inventory.gpus if answer.inventory is not None else ()
     for gpu in gpus:
-        if not 0 <= gpu.total_mib <= _MOST_MIB:
+        if not 0 <= gpu.total_mib <= MOST_MIB:
             raise MalformedError(f"GPU {gpu.label} has {gpu.total_mib} MiB")
-        if not 0 <= gpu.reserved_mib <= _MOST_MIB:
+        if not 0 <= gpu.reserved_mib <= MOST_MIB:
             raise MalformedError(f"the driver keeps {gpu.reserved_mib} MiB of GPU {gpu.label}")
         if gpu.instance is not None:
             _check_instance(gpu, gpu.instance, gpus)
@@ -160,16 +160,16 @@ def _check_answer(answer: Answer) -> None:
 def _check_instance(gpu: Gpu, instance: MigInstance, gpus: tuple[Gpu, ...]) -> None:
     if not any(each.uuid == instance.parent and each.instance is None and each.mig for each in gpus):
         raise MalformedError(f"the MIG instance {gpu.uuid} is of {instance.parent}, no listed GPU in MIG mode")
-    if sum(each.card == gpu.card for each in gpus) > 1 + _MOST_INSTANCES:
-        raise MalformedError(f"GPU {gpu.index} has more than {_MOST_INSTANCES} MIG instances")
+    if sum(each.card == gpu.card for each in gpus) > 1 + MOST_INSTANCES:
+        raise MalformedError(f"GPU {gpu.index} has more than {MOST_INSTANCES} MIG instances")
     plausible = all(0 <= number <= _MOST_ID for number in (instance.number, instance.gi, instance.ci, *instance.caps))
     if not (plausible and is_profile(instance.profile)):  # a resource is called by it
         raise MalformedError(f"the MIG instance {gpu.uuid} is {instance}")
 
 
 def _check_probe(probe: Probe) -> None:
-    if len(probe.instances or ()) > _MOST_INSTANCES:
-        raise MalformedError(f"GPU {probe.uuid} has more than {_MOST_INSTANCES} MIG instances")
+    if len(probe.instances or ()) > MOST_INSTANCES:
+        raise MalformedError(f"GPU {probe.uuid} has more than {MOST_INSTANCES} MIG instances")
 
 
 def _event(record: Any) -> Xid | Probe:
@@ -189,6 +189,6 @@ def _check_amounts(records: Iterable[_Counted], uuid: str = "") -> None:
                 raise MalformedError(f"GPU {of} has {name} {amount}")
         if isinstance(record, GpuReading):
             processes = record.processes or ()
-            if len(processes) > _MOST_PROCESSES:
+            if len(processes) > MOST_PROCESSES:
                 raise MalformedError(f"GPU {of} has {len(processes)} processes")
             _check_amounts(processes, of)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpu_device_plugin import files
@@ -28,12 +29,8 @@ _DEEPEST_OUTSIDE = 5
 """Levels below the mount: runc's cgroups are below the unit of containerd, which may run in a container itself."""
 _QOS_LEVELS = 1
 """Levels between a tree and its pods: ``burstable`` and ``besteffort``, under any name; guaranteed pods have none."""
-
-
 _LONGEST = 1 << 14
 """Bytes of a file with counters."""
-
-
 _COUNTED = ("nr_periods", "nr_throttled", "oom_kill")
 
 
@@ -87,35 +84,24 @@ class CgroupTree:
         """
         uids = {owner.pod_uid for owner in wanted}
         found: dict[CgroupOwner, str] = {}
-        level, left = [str(self._root)], _MOST_ABOVE
-        for _ in range(_DEEPEST_OUTSIDE):
-            below = [each for directory in level[:left] for each in _directories(directory)]
-            left -= len(level)
-            level = []
+        for below in _levels(str(self._root), _DEEPEST_OUTSIDE, _MOST_ABOVE):
             for each in below:
                 owner = owner_of(each.name)
-                if owner is None:
-                    level += [] if _TREE.fullmatch(each.name) else [each.path]
-                elif owner in wanted:
+                if owner is None or owner.pod_uid not in uids:
+                    continue
+                if owner in wanted:
                     found.setdefault(owner, _leaf(each))
-                elif owner.pod_uid in uids and not owner.container_id:
+                elif not owner.container_id:
                     found |= _of_pod(each.name, _directories(each.path), wanted)
-            if left <= 0 or found.keys() >= set(wanted):
+            if found.keys() >= set(wanted):
                 break
         return found
 
     def _trees(self) -> list[str]:
         """Return the directories named like the kubelet's tree, all of the first level that has some."""
-        level, left = [str(self._root)], _MOST_ABOVE
-        for _ in range(_DEEPEST_TREE):
-            below = [each for directory in level[:left] for each in _directories(directory)]
-            left -= len(level)
-            if trees := [each.path for each in below if _TREE.fullmatch(each.name)]:
-                return trees
-            level = [each.path for each in below if owner_of(each.name) is None]
-            if left <= 0:
-                break
-        return []
+        levels = _levels(str(self._root), _DEEPEST_TREE, _MOST_ABOVE)
+        found = ([each.path for each in below if _TREE.fullmatch(each.name)] for below in levels)
+        return next(filter(None, found), [])
 
 
 def _counts(path: str) -> Mapping[str, int]:
@@ -154,17 +140,23 @@ def _of_pod(name: str, below: Iterable[os.DirEntry[str]], wanted: Collection[Cgr
 
 def _pods(tree: str, uids: Collection[str]) -> Iterator[os.DirEntry[str]]:
     """Yield the directories of these pods."""
-    level = [tree]
-    for _ in range(1 + _QOS_LEVELS):
-        below = []
-        for directory in level:
-            for each in _directories(directory):
-                owner = owner_of(each.name)
-                if owner is None:
-                    below.append(each.path)
-                elif owner.pod_uid in uids:
-                    yield each
-        level = below
+    for below in _levels(tree, 1 + _QOS_LEVELS, sys.maxsize):
+        for each in below:
+            owner = owner_of(each.name)
+            if owner is not None and owner.pod_uid in uids:
+                yield each
+
+
+def _levels(top: str, deepest: int, most: int) -> Iterator[Sequence[os.DirEntry[str]]]:
+    """Yield the directories of each level below one, after looking into `most` at most; none below pods and trees."""
+    level = [top]
+    for _ in range(deepest):
+        below = [each for directory in level[:most] for each in _directories(directory)]
+        yield below
+        most -= len(level)
+        if most <= 0:
+            return
+        level = [each.path for each in below if owner_of(each.name) is None and not _TREE.fullmatch(each.name)]
 
 
 def _leaf(container: os.DirEntry[str]) -> str:

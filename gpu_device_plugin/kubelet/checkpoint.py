@@ -12,7 +12,7 @@ import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from gpu_device_plugin import files
 from gpu_device_plugin.kubelet.sockets import advice
@@ -43,8 +43,6 @@ _UUID = re.compile(rb"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _OURS = (b"GPUSHARE_MEMORY", b"ALIYUN_COM_GPU")
 """In each answer of an agent of ours, which may have had other names for its resources."""
 
-Stamp: TypeAlias = files.Stamp
-
 
 class CheckpointUnreadableError(Exception):
     """The file exists and cannot be read or parsed; the message gives the reason and the remedy."""
@@ -58,7 +56,7 @@ class Checkpoint:
     """Of all resources."""
     registered: frozenset[str] = frozenset()
     """Resources that were registered by plugins when the file was written."""
-    stamp: Stamp | None = None
+    stamp: files.Stamp | None = None
 
     def by_pod(self, kinds: Container[Kind | None] = frozenset(Kind)) -> Mapping[str, frozenset[str]]:
         """Return the device IDs of our resources of these kinds that are allocated to each pod, by pod UID."""
@@ -69,7 +67,7 @@ class Checkpoint:
         return found
 
 
-def stamp_of(path: Path) -> Stamp | None:
+def stamp_of(path: Path) -> files.Stamp | None:
     """Return the identity of the file's current version; None if it is missing.
 
     Raises:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
+from gpu_device_plugin.files import Stamp
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_pods
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint
@@ -47,7 +48,7 @@ class KubeletRecords:
         """Read the checkpoint. Raises CheckpointUnreadableError."""
         return checkpoint.read(self._checkpoint, self.names)
 
-    def stamp(self) -> checkpoint.Stamp | None:
+    def stamp(self) -> Stamp | None:
         """Return the identity of the checkpoint's current version. Raises CheckpointUnreadableError."""
         return checkpoint.stamp_of(self._checkpoint)
 
@@ -56,11 +57,6 @@ class KubeletRecords:
         """The identity of the kubelet process that runs, or ran last: each makes its registration socket anew."""
         found = identity(self._registration)
         return "" if found is None else "{}.{}".format(*found)
-
-    @property
-    def heard(self) -> bool:
-        """Whether that process listens to us, so that it writes the checkpoint from now on."""
-        return self.listener() is not None
 
     @property
     def over(self) -> frozenset[str]:
@@ -153,7 +149,7 @@ class KubeletRecords:
             return None
         return ReleaseEvidence(listed, began, _all(written.by_pod()), self._stale(written, pods)), written
 
-    async def _written_after(self, before: checkpoint.Stamp | None, patience_s: float) -> Checkpoint | None:
+    async def _written_after(self, before: Stamp | None, patience_s: float) -> Checkpoint | None:
         until = time.monotonic() + patience_s
         while time.monotonic() < until:
             await asyncio.sleep(_LOOK_S)

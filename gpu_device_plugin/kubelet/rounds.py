@@ -53,8 +53,6 @@ class RegistrationEvent(StrEnum):
 
 
 OnEvent: TypeAlias = "Callable[[RegistrationEvent, dict[str, object]], None]"
-
-
 T = TypeVar("T")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,9 +24,7 @@ from gpu_device_plugin.kubelet.rounds import RegistrationEvent
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
 from gpu_device_plugin.kubelet.statefile import SHARE_SIZE, StateFile
-from gpu_device_plugin.model.allocations import Allocation, Place
 from gpu_device_plugin.model.gauges import Gauges
-from gpu_device_plugin.model.limits import LimitState
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.shares import SHARES
@@ -46,13 +44,12 @@ from gpu_device_plugin.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.node.node_cluster import NodeCluster
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
 
 
-class NodeAgent:
+class NodeAgent(NodeContext):
     """The components of an agent. They follow each other's published values; what none of them knows is here."""
 
     def __init__(
@@ -71,11 +68,14 @@ class NodeAgent:
         # What is known of the node, and whom to tell.
         self.settings = Observable(settings)
         self.config = config = Observable(initial(settings))
-        """How the node gives its GPUs to pods."""
         self.state = NodeState(Node(config.value.shares))
         self.metrics = m.PrometheusMetrics(self.gauges) if settings.http else m.Metrics()
-        self.cluster = cluster = self._reach_cluster()
-        self.api = api = NodeApi() if cluster is None else cluster
+        self.cluster = None
+        if (api_server := reach_api(settings)) is not None:
+            from gpu_device_plugin.node.node_cluster import NodeCluster  # noqa: PLC0415 - see node_api.reach_api
+
+            self.cluster = NodeCluster(api_server, settings, config, self.state, self.metrics)
+        self.api = api = self.cluster or NodeApi()
         self.reports = Reports(self.state, self.metrics, api)
         try:
             self.hardware = Hardware(settings.gpus, on_change=self.reports.health_changed, on_xid=self.reports.xid_seen)
@@ -83,8 +83,8 @@ class NodeAgent:
             raise UsageError(str(error)) from error
         # The device plugin: what it offers, what the kubelet says of it, and how it is registered.
         self.other_plugins = OtherPlugins(api)
-        self.advertiser = Advertiser(self.state, config, self.reports, settings.refusal_limit)
-        self.kubelet_records = KubeletRecords(
+        self.advertiser = Advertiser(self.state, config, api, settings.refusal_limit)
+        self.records = KubeletRecords(
             settings.device_plugin_dir,
             settings.pod_resources_socket,
             settings.names,
@@ -94,7 +94,7 @@ class NodeAgent:
         self.features = Features()
         self.reconciler = Reconciler(
             self.state,
-            self.kubelet_records,
+            self.records,
             self.metrics,
             self.features,
             self.hardware,
@@ -117,39 +117,18 @@ class NodeAgent:
             last_mode=StateFile(settings.device_plugin_dir, "serve"),
         )
         # The features, and what they and the rest share.
-        self.entries: Observable[tuple[Allocation, ...]] = Observable(())
-        """What each container holds: by the kubelet's checkpoint, and in other ways."""
-        self.limit_states: Observable[Mapping[Place, LimitState]] = Observable({})
-        """The state of each limit of a container that runs."""
-        context = NodeContext(
-            settings=self.settings,
-            config=config,
-            state=self.state,
-            entries=self.entries,
-            checkpoint_entries=self.reconciler.checkpoint_entries,
-            hardware=self.hardware,
-            records=self.kubelet_records,
-            metrics=self.metrics,
-            api=api,
-            cluster=cluster,
-            reports=self.reports,
-            limit_states=self.limit_states,
-            other_plugins=self.other_plugins,
-            plugin=self.plugin,
-            features=self.features,
-            dev=dev,
-            proc=proc,
-            cgroups=CgroupTree(cgroups),
-        )
-        self.features.make(features, context, api=context.cluster is not None)
+        self.entries, self.limit_states = Observable(()), Observable({})
+        self.checkpoint_entries = self.reconciler.checkpoint_entries
+        self.dev, self.proc, self.cgroups = dev, proc, CgroupTree(cgroups)
+        self.features.make(features, self, api=self.cluster is not None)
         self._further_entries = [entries for feature in self.features for entries in feature.entries()]
         """What containers hold in another way than by the kubelet's checkpoint."""
         servers = (server for feature in self.features if (server := feature.server()) is not None)
         self.server: Server = next(servers, self.plugin)
         """Who serves pods."""
         # What needs the features.
-        self._answers = AllocationHandler(context, on_refusal=self.advertiser.refused, on_grant=self.reconciler.granted)
-        self.configuration = Configuration(context, self.server.serving, self.reconciler)
+        self._answers = AllocationHandler(self, on_refusal=self.advertiser.refused, on_grant=self.reconciler.granted)
+        self.configuration = Configuration(self, self.server.serving, self.reconciler)
         # What stays on the node for the next agent, and what people ask of this one.
         self._lock = NodeLock(settings.device_plugin_dir)
         self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
@@ -185,7 +164,7 @@ class NodeAgent:
 
     def _parts(self) -> list[Coroutine[Any, Any, NoReturn]]:
         """Return what runs together."""
-        entries = self.reconciler.checkpoint_entries
+        entries = self.checkpoint_entries
         parts = [
             self.hardware.run(),
             self.configuration.run(),
@@ -245,7 +224,7 @@ class NodeAgent:
         self.configuration.recover()
         others = [uid for feature in self.features for uid in feature.recover()]
         try:
-            holders = {*self.kubelet_records.recorded().by_pod({Kind.MEMORY}), *others}
+            holders = {*self.records.recorded().by_pod({Kind.MEMORY}), *others}
         except CheckpointUnreadableError:
             holders = None
         ended = (self._ended_pods.read() or "").split()
@@ -292,7 +271,7 @@ class NodeAgent:
         self.reports.registration(event, details)
 
     def _round_over(self, _round: int) -> None:
-        ended = " ".join(sorted(self.kubelet_records.over))
+        ended = " ".join(sorted(self.records.over))
         if ended or self._ended_pods.read():
             self._ended_pods.write(ended)  # for the next agent, which has not seen them end
         if self.api.published is not None and all(self.registration.registrations.values()):
@@ -300,10 +279,10 @@ class NodeAgent:
 
     def _tell_kubelet(self) -> None:
         if self.cluster is not None:
-            self.cluster.followed.kubelet_is(self.kubelet_records.kubelet)
+            self.cluster.followed.kubelet_is(self.records.kubelet)
 
     def _holders_changed(self, _new: object) -> None:
-        observed = (self.reconciler.checkpoint_entries, *self._further_entries)
+        observed = (self.checkpoint_entries, *self._further_entries)
         self.entries.set(tuple(allocation for entries in observed for allocation in entries.value))
         instances = any(shared.gpu.instance is not None for shared in self.state.node.shares.gpus)
         if self.api.published is not None and instances:
@@ -313,11 +292,3 @@ class NodeAgent:
         if not config.claims and not self.registration.registrations.keys() >= {each.name for each in config.resources}:
             self.advertiser.refresh()
             self.registration.serve_more()
-
-    def _reach_cluster(self) -> NodeCluster | None:
-        server = reach_api(self.settings.value)
-        if server is None:
-            return None
-        from gpu_device_plugin.node.node_cluster import NodeCluster  # noqa: PLC0415 - see node_api.reach_api
-
-        return NodeCluster(server, self.settings.value, self.config, self.state, self.metrics)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -13,7 +12,7 @@ from gpu_device_plugin.aio.waiting import together
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import MonitorTimings
 from gpu_device_plugin.kubelet.statefile import StateFile
-from gpu_device_plugin.model.contract.cordons import LONGEST_CORDONS, Cordon, cordons_of, write_cordons
+from gpu_device_plugin.model.contract.cordons import LONGEST_CORDONS, cordons_of, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS
 from gpu_device_plugin.model.gpus import NO_LINKS
 from gpu_device_plugin.model.mig import MigMode
@@ -32,10 +31,6 @@ _log = logging.getLogger(__name__)
 
 _REMEMBER_S = 2.0
 """How long new GPUs wait for the positions that they had before, in seconds. Pods fail until we register."""
-
-
-_MOST_BYTES = 4
-"""Of a character in UTF-8."""
 
 
 class ListFullError(Exception):
@@ -57,15 +52,14 @@ class Configuration:
     def __init__(self, node: NodeContext, serving: Observable[Serving], reconciler: Reconciler) -> None:
         """Prepare to set the configuration of `node`, which is `initial` until then."""
         self._config, self._settings, self._state, self._metrics = node.config, node.settings, node.state, node.metrics
-        self._api, self._reports, self._features = node.api, node.reports, node.features
+        self._api, self._features = node.api, node.features
         self._other_plugins, self._hardware = node.other_plugins, node.hardware
         self._serving = serving
         self._reconciler = reconciler
         self._view = HardwareView()
         """The view of the hardware that was taken over last."""
-        self._saved_cordons = StateFile(
-            self._settings.value.device_plugin_dir, "cordons", longest=LONGEST_CORDONS * _MOST_BYTES
-        )
+        longest = 4 * LONGEST_CORDONS  # bytes; a character in UTF-8 has 4 at most
+        self._saved_cordons = StateFile(self._settings.value.device_plugin_dir, "cordons", longest=longest)
         self._cordons_read: Observable[str | None] = Observable(None)
         """What our node said last, for the next agent; None: nothing that the file does not have."""
         self._set_up_hardware()
@@ -99,8 +93,9 @@ class Configuration:
     def update(self, _new: object = None) -> None:
         """Derive the configuration from the present state of all that, report what is new, and publish it."""
         before, view, settings, node = self._config.value, self._view, self._settings.value, self._api.node.value
+        cordons, fault = ({}, "not read yet") if node is None else cordons_of(node.annotations)
         facts = NodeFacts(
-            cordons=before.facts.cordons if node is None else self._cordons(node.annotations),
+            cordons=before.facts.cordons if fault else cordons,
             inventory=view.inventory.with_unified(settings.unified_memory_mib),
             started=view.state is not State.STARTING,
             watched=view.state is State.WATCHING,
@@ -129,11 +124,6 @@ class Configuration:
         self._state.refresh_inventory(config.shares, config.blocks, links)
         self._reconciler.find_held_by_other_resource()  # before anybody else sees the new GPUs
         self._config.set(config)
-
-    def _cordons(self, annotations: Mapping[str, str]) -> Mapping[str, Cordon]:
-        """Return the cordons of our node; those of before where they cannot be read."""
-        cordons, fault = cordons_of(annotations)
-        return self._config.value.facts.cordons if fault else cordons
 
     def start_with(self, share_mib: int) -> None:
         """Start with another share size than that of the settings, before any GPU is known."""
@@ -211,6 +201,7 @@ class Configuration:
         if config.limits_summary not in {"", before.limits_summary}:
             _log.info("memory limits: %s", config.limits_summary)
         if config.means.missing not in {"", before.means.missing}:
-            self._reports.limits_missing(config.means.missing)
+            sentence = f"memory limits are not there: {config.means.missing}"
+            self._api.announce(_log, "GPULimitsUnavailable", sentence, "Limit")
         if (cordons := config.facts.cordons) != before.facts.cordons:
             self._cordons_read.set(write_cordons(cordons) or "")

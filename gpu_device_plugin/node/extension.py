@@ -50,19 +50,19 @@ Contribution: TypeAlias = "Callable[[GrantDraft], GrantDraft | Refusal]"
 """Adds a feature's part to a draft, or refuses the container. It may be called more than once, and changes nothing."""
 
 
+@dataclass(eq=False)
 class GrantRequest:
     """A request for devices: of a container in Allocate, or of a claim in NodePrepareResources."""
 
-    def __init__(self, judge: Callable[[], GrantDraft | Refusal], *, running: bool = False) -> None:
-        """`judge` decides by the ledger and the health of the GPUs at the moment of the call."""
-        self._judge = judge
-        self.running = running
-        """Whether the containers of a claim may run already. Then nothing is waited for, and nothing refused."""
-        self.match: Match | None = None
-        """The container that Allocate is called for, by the pods that wait; None: unknown, or this is a claim's."""
-        self.contributions: list[Contribution] = []
-        self.granted: Allocation | None = None
-        """What was given in the end; None: nothing."""
+    _judge: Callable[[], GrantDraft | Refusal]
+    """Decides by the ledger and the health of the GPUs at the moment of the call."""
+    running: bool = False
+    """Whether the containers of a claim may run already. Then nothing is waited for, and nothing refused."""
+    match: Match | None = None
+    """The container that Allocate is called for, by the pods that wait; None: unknown, or this is a claim's."""
+    contributions: list[Contribution] = field(default_factory=list)
+    granted: Allocation | None = None
+    """What was given in the end; None: nothing."""
 
     def draft(self) -> GrantDraft | Refusal:
         """Return the answer as it would be now, with the contributions made so far."""

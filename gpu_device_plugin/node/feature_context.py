@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,16 +25,18 @@ if TYPE_CHECKING:
     from gpu_device_plugin.settings.node import NodeSettings
 
 
-@dataclass(frozen=True, eq=False)
 class NodeContext:
-    """What a feature knows of its node: published values to follow, and the agent's ways to kubelet, API and driver."""
+    """What a feature knows of its node: published values to follow, and the agent's ways to kubelet, API and driver.
+
+    It is the agent, without what only itself does.
+    """
 
     settings: Observable[NodeSettings]
     config: Observable[NodeConfig]
     state: NodeState
     """To be read; only the ledger's reservations may be changed."""
     entries: Observable[tuple[Allocation, ...]]
-    """What each container holds."""
+    """What each container holds: by the kubelet's checkpoint, and in other ways."""
     checkpoint_entries: Observable[tuple[Allocation, ...]]
     """Those of them that are in the kubelet's checkpoint."""
     hardware: Hardware

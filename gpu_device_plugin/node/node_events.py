@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.hardware.gpu_health_tracker import HealthChange
 from gpu_device_plugin.kubelet.rounds import RegistrationEvent
-from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.node.node_api import NodeApi
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.rules.gpu_health import Cause, Xid, judge
@@ -57,16 +56,6 @@ class Reports:
         if registered or event is RegistrationEvent.NOT_REGISTERED:
             self._metrics.count(m.REGISTRATIONS, str(details["resource"]), "registered" if registered else "failed")
         _log.log(logging.INFO if registered else logging.WARNING, "%s", event, extra=details)
-
-    def refused_again_and_again(self, shares: int, advice: str) -> None:
-        """Containers that request `shares` shares are refused so often that a person should act."""
-        asked = format_mib(shares * self._state.node.shares.share_mib)
-        sentence = f"pods of {asked} are refused again and again: {advice}"
-        self._api.announce(_log, "GPUMemoryFragmented", sentence, "Refuse")
-
-    def limits_missing(self, sentence: str) -> None:
-        """The means of limiting memory that the administrator wants is not there."""
-        self._api.announce(_log, "GPULimitsUnavailable", f"memory limits are not there: {sentence}", "Limit")
 
     def settings_read(self, outcome: Reload[NodeSettings]) -> None:
         """Settings were read again, and those that need no restart were applied."""

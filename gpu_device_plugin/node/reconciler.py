@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, wait_within
+from gpu_device_plugin.files import Stamp
 from gpu_device_plugin.hardware.monitor import Hardware
-from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, Stamp
+from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.node.extension import Features
@@ -198,7 +199,7 @@ class Reconciler:
             # Written before our last grant: an ID in it that we hold is listed for its former holder.
             ids -= self._state.node.ledger.id_states.keys()
         self._state.update(Ledger.seen, ids, certain=True)
-        self._learn(found, its_own=found.stamp != self._at_start and self._records.heard)
+        self._learn(found, its_own=found.stamp != self._at_start and self._records.listener() is not None)
         allocations = (
             *found.allocations,
             *(allocation for feature in self._features for allocation in feature.unrecorded()),

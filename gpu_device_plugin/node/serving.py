@@ -15,10 +15,10 @@ from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
 from gpu_device_plugin.kubelet.servicer import device_list
 from gpu_device_plugin.kubelet.statefile import StateFile
+from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.shares import Listing
 from gpu_device_plugin.node.node_api import NodeApi
-from gpu_device_plugin.node.node_events import Reports
 from gpu_device_plugin.node.node_state import NodeState
 from gpu_device_plugin.node.reconciler import Reconciler
 from gpu_device_plugin.node.rules.admission import Refusal
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-
 _LOOK_S = 10.0
 """Seconds after the last change of the node until the limit that refusals set is checked again."""
 
@@ -39,9 +38,9 @@ _LOOK_S = 10.0
 class Advertiser:
     """The device lists of all resources. A list is sent if the health of an ID changed, or for `resend`."""
 
-    def __init__(self, state: NodeState, config: Observable[NodeConfig], reports: Reports, refusal_limit: int) -> None:
+    def __init__(self, state: NodeState, config: Observable[NodeConfig], api: NodeApi, refusal_limit: int) -> None:
         """Advertise the resources in `config` of the node in `state`; more may come, and none goes."""
-        self._reports = reports
+        self._api = api
         self._state = state
         self._config = config
         self.refusals = RecentRefusals(refusal_limit)
@@ -63,7 +62,9 @@ class Advertiser:
             self.refusals = self.refusals.refused(amount, time.monotonic())
             self.refresh()
             if self.refusals.run not in {None, before}:
-                self._reports.refused_again_and_again(amount, ADVICE[refusal.code])
+                asked = format_mib(amount * self._state.node.shares.share_mib)
+                sentence = f"pods of {asked} are refused again and again: {ADVICE[refusal.code]}"
+                self._api.announce(_log, "GPUMemoryFragmented", sentence, "Refuse")
 
     def refresh(self) -> None:
         """Advertise the current state of the node."""

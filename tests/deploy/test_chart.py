@@ -15,11 +15,11 @@ import pytest
 
 from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
+from gpu_device_plugin.features.limits import LimitHelperSettings, LimitSettings
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
 from gpu_device_plugin.features.limits.rules.limit_grants import ExtraGrant
 from gpu_device_plugin.features.limits.rules.running_limits import NO_CGROUPS
-from gpu_device_plugin.features.limits.settings import LimitHelperSettings, LimitSettings
-from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
+from gpu_device_plugin.features.mps import MpsSupervisorSettings
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.kubelet import cgroupfs
 from gpu_device_plugin.node.rules.container_grants import Mount

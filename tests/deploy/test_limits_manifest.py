@@ -1,7 +1,7 @@
 """The limit helper of deploy/optional: one capability, no network, and the directory where the agent meets it."""
 
 from gpu_device_plugin import cli
-from gpu_device_plugin.features.limits.settings import LimitHelperSettings
+from gpu_device_plugin.features.limits import LimitHelperSettings
 from gpu_device_plugin.settings.sources import Texts
 from tests.deploy.manifests import pod_of, the
 

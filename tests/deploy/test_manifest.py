@@ -1,7 +1,7 @@
 """What deploy/daemonset.yaml asks for is what the program accepts, needs and uses; nothing more."""
 
 from gpu_device_plugin import cli
-from gpu_device_plugin.features.elastic.settings import ElasticSettings
+from gpu_device_plugin.features.elastic import ElasticSettings
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.settings.forms import Address

@@ -11,7 +11,7 @@ import yaml
 
 from gpu_device_plugin import cli
 from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
-from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
+from gpu_device_plugin.features.mps import MpsSupervisorSettings
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address

@@ -1,8 +1,8 @@
 """The MPS supervisor of deploy/optional: what would end the work of its clients does not happen by itself."""
 
 from gpu_device_plugin import cli
+from gpu_device_plugin.features.mps import MpsSupervisorSettings
 from gpu_device_plugin.features.mps.rules.mps_daemon import QUIT_S
-from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.settings.knobs import knobs_of
 from gpu_device_plugin.settings.sources import Texts

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpu_device_plugin.features.claims.settings import ClaimSettings
-from gpu_device_plugin.features.mps.settings import MpsSettings
+from gpu_device_plugin.features.claims import ClaimSettings
+from gpu_device_plugin.features.mps import MpsSettings
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.contract.keys import SWITCH_LABEL
 from tests.deploy.manifests import AGENT, DEPLOY, Json, agent, pod_of

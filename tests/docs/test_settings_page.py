@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
-from gpu_device_plugin.features.limits.settings import LimitHelperSettings
-from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
+from gpu_device_plugin.features.limits import LimitHelperSettings
+from gpu_device_plugin.features.mps import MpsSupervisorSettings
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.settings.knobs import Knob, knobs_of
 from gpu_device_plugin.settings.web import WebSettings

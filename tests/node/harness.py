@@ -186,7 +186,7 @@ class NodeWorld:
     async def listed(self, made: Pod) -> None:
         """Wait until the kubelet process that listens to the agent has listed a pod to it."""
         assert self.agent is not None
-        records = self.agent.kubelet_records
+        records = self.agent.records
         await self.until(lambda: made.uid in records.named)
 
     @property

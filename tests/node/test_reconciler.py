@@ -12,7 +12,8 @@ import pytest
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, Stamp
+from gpu_device_plugin.files import Stamp
+from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.resources import Kind

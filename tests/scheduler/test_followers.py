@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
-from gpu_device_plugin.features.elastic.room_to_borrow import RoomToBorrow
+from gpu_device_plugin.features.elastic.scheduler import Resizes
 from gpu_device_plugin.features.idle.scheduler import IdleActions
 from gpu_device_plugin.kubernetes.objects.decoding import NodeReader
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, NODE_USE, PLACEMENT_LABEL
@@ -179,7 +179,7 @@ def test_pods_that_teach_nothing_do_not_push_others_out_of_the_count() -> None:
 
 def test_the_use_of_a_node_is_known_to_the_features_that_read_it_and_goes_with_the_node() -> None:
     parts = context(fleet())
-    elastic, idle = RoomToBorrow(), IdleActions(parts)
+    elastic, idle = Resizes(parts), IdleActions(parts)
     parts.features.add(elastic)
     parts.features.add(idle)
     follower = ClusterFollower(parts)

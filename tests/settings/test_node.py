@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_device_plugin.features.history.settings import HistorySettings
-from gpu_device_plugin.features.limits.settings import LimitSettings
+from gpu_device_plugin.features.history import HistorySettings
+from gpu_device_plugin.features.limits import LimitSettings
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.contract.variables import COMPUTE_LIMIT, LIMITS, MEMORY_GUARANTEED, MEMORY_LIMIT
 from gpu_device_plugin.model.resources import Kind, Resource

@@ -6,10 +6,10 @@ with ``gpu.`` or ``gpushare.``. A record has neither environments nor annotation
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 from gpu_device_plugin.model.pods import Pod
 
@@ -41,13 +41,6 @@ class AuditKind(StrEnum):
     """A container had this from `began` to `ended`."""
     MOVED = "moved"
     """The extender evicted a pod whose replacement is to run on the node `to_node`."""
-
-
-class Log(Protocol):
-    """A logger of the standard library."""
-
-    def info(self, message: object, *values: object, extra: Mapping[str, object]) -> None:
-        """Write a line."""
 
 
 MESSAGE = "GPU audit: %s"
@@ -113,9 +106,9 @@ class AuditRecord:
         given = {name: value for name, value in values.items() if value is not None and value != ""}
         return {**given, _NAMES["kind"]: f"{_EVENT}{self.kind}", "gpushare.audit.version": VERSION}
 
-    def write(self, log: Log) -> None:
-        """Write it as a line of a log, that of `LOGGER`."""
-        log.info(MESSAGE, self.kind, extra=dict(self.attributes()))
+    def write(self, log: Callable[..., None]) -> None:
+        """Write it as a line, by the method `info` of `LOGGER`."""
+        log(MESSAGE, self.kind, extra=dict(self.attributes()))
 
 
 _EVENT = "gpushare."

@@ -81,7 +81,7 @@ class Audit(NodeFeature):
         if not self._found:
             last = self._life_sign.read() or ""
             known = epoch_s(last) is not None
-            AuditRecord(AuditKind.STARTED, self._name, began=last if known else "", ended=now).write(_audit)
+            AuditRecord(AuditKind.STARTED, self._name, began=last if known else "", ended=now).write(_audit.info)
         inventory = self._node.config.value.facts.inventory
         gpus = {record.gpu: record for record in offered(self._name, shares, inventory, now)}
         self._grants = grants(self._name, self._use.holders(), shares, before, now)
@@ -93,7 +93,7 @@ class Audit(NodeFeature):
         if not records and self.clock() - self._wrote_s >= ALIVE_S:
             records = [AuditRecord(AuditKind.ALIVE, self._name, began=now)]
         for record in records:
-            record.write(_audit)
+            record.write(_audit.info)
             self._wrote_s = self.clock()
             if sentence := decision(record):
                 self._api.happenings.tell(Happening("", sentence))

@@ -156,7 +156,7 @@ class Mover:
         else:
             self.moving.add(pod.uid)
             moved = AuditRecord(AuditKind.MOVED, pod.node_name, pod_uid=pod.kubelet_uid, to_node=to.node)
-            moved.naming(pod).write(_records)
+            moved.naming(pod).write(_records.info)
             _log.info("a pod is moved: room for its replacement is held, and it is evicted", extra=where)
         return why
 

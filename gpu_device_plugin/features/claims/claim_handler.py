@@ -310,7 +310,8 @@ class NodeClaims:
                     await self._write_status(*status)
                     written[uid] = status
 
-        await keep_written(self.shown, write, _status_not_written, None, Backoff(1.0))
+        sentence = "the status of claims does not say what they hold: %s; trying again"
+        await keep_written(self.shown, write, partial(_log.warning, sentence), None, Backoff(1.0))
 
     async def _write_status(self, claim: PreparedClaim, held: Mapping[str, str]) -> None:
         body = status_body(claim, held)
@@ -326,7 +327,3 @@ class NodeClaims:
 def _same(before: PreparedClaim | None, verdict: Preparation) -> bool:
     """Return whether a claim has been prepared so before."""
     return before is not None and (before.devices, before.device_ids) == (verdict.devices, verdict.device_ids)
-
-
-def _status_not_written(error: ApiError) -> None:
-    _log.warning("the status of claims does not say what they hold: %s; trying again", error)

@@ -11,18 +11,17 @@ from typing import NoReturn
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import together, wait_within
+from gpu_device_plugin.features.claims import ClaimSettings
 from gpu_device_plugin.features.claims.claim_handler import NodeClaims, NotPreparedError
 from gpu_device_plugin.features.claims.claim_store import ClaimStore, ClaimStoreError
 from gpu_device_plugin.features.claims.contract import DRIVER, is_former_name
 from gpu_device_plugin.features.claims.dra_offer import DeviceOffer
 from gpu_device_plugin.features.claims.dra_services import DraLoop, DraServicer
 from gpu_device_plugin.features.claims.rules.prepared import claim_allocations
-from gpu_device_plugin.features.claims.settings import ClaimSettings
 from gpu_device_plugin.kubelet.calls import PodResourcesUnavailableError, listed_claims
 from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.limits import LimitStatus
-from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)
@@ -65,14 +64,6 @@ class DraDriver:
         self._vain: frozenset[str] = frozenset()
         self._allocated: frozenset[str] | None = frozenset()
         """The names of the claims that are allocated here; None: not known."""
-
-    def holders_of_shares(self) -> frozenset[str]:
-        """Return the UIDs of the claims that an earlier agent prepared with shares; damaged files count."""
-        try:
-            prepared, damaged = self.store.load()
-        except ClaimStoreError:
-            return frozenset()  # `take_over` reports it
-        return damaged | {uid for uid, claim in prepared.items() if claim.kind is Kind.MEMORY and claim.device_ids}
 
     @property
     def holders(self) -> frozenset[str]:

@@ -16,7 +16,7 @@ from gpu_device_plugin.features.claims.claim_objects import GROUP, SLICES, read_
 from gpu_device_plugin.features.claims.contract import DRIVER, device_name
 from gpu_device_plugin.features.claims.rules.devices import Order, SliceInputs, devices, plain_devices, reordered
 from gpu_device_plugin.features.claims.rules.pool import Content, Present, contents, dropped, writes
-from gpu_device_plugin.features.eviction.settings import GpuFailureSettings
+from gpu_device_plugin.features.eviction import GpuFailureSettings
 from gpu_device_plugin.kubernetes.client.answers import ApiAnswer
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, read_metadata, version_number

@@ -9,8 +9,10 @@ from typing import NoReturn
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import wait_within
+from gpu_device_plugin.features.claims.claim_store import ClaimStoreError
 from gpu_device_plugin.features.claims.dra_driver import DraDriver
 from gpu_device_plugin.model.allocations import Allocation
+from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.node.extension import NodeFeature, Tasks
 from gpu_device_plugin.node.feature_context import NodeContext
 from gpu_device_plugin.node.rules.serving_mode import Serving, ServingMode
@@ -46,8 +48,13 @@ class Claims(NodeFeature):
 
     # --- The feature ----------------------------------------------------------------------------------------------
 
-    def recover(self) -> Collection[str]:  # noqa: D102
-        return self.dra.holders_of_shares()
+    def recover(self) -> Collection[str]:
+        """Return the UIDs of the claims that an earlier agent prepared with shares; damaged files count."""
+        try:
+            prepared, damaged = self.dra.store.load()
+        except ClaimStoreError:
+            return frozenset()  # `take_over` reports it
+        return damaged | {uid for uid, claim in prepared.items() if claim.kind is Kind.MEMORY and claim.device_ids}
 
     def entries(self) -> list[Observable[tuple[Allocation, ...]]]:  # noqa: D102
         return [self.dra.entries]
@@ -97,7 +104,8 @@ class Claims(NodeFeature):
                 self._apply(now)
                 if task is None:
                     self._plugin.last_mode.write(now.mode)
-                    task = tasks.create_task(self._serve(now.mode), name=f"serve by {now.mode}")
+                    serving = self.dra.run() if now.mode is ServingMode.DRA else self._plugin.serve()
+                    task = tasks.create_task(serving, name=f"serve by {now.mode}")
                 await self._changed.wait()
 
     async def _begin(self) -> ServingMode | None:
@@ -168,11 +176,6 @@ class Claims(NodeFeature):
             self.serving.set(now)
         if now.mode is ServingMode.DRA:
             self.dra.serve(closing=bool(now.waits))
-
-    async def _serve(self, mode: ServingMode) -> NoReturn:
-        if mode is ServingMode.DRA:
-            await self.dra.run()
-        await self._plugin.serve()
 
 
 def choose_mode(

@@ -262,21 +262,11 @@ def explanation(
 # --- The doctor -------------------------------------------------------------------------------------------------------
 
 _CLASSES = frozenset({SHARED_CLASS, WHOLE_CLASS, MIG_CLASS})
-
-
 BY_CLAIMS = "dra"
 """The value of `SERVE_LABEL` that has a node give its GPUs to claims."""
-
-
 _CONTAINERD = re.compile(r"containerd://v?(\d+)\.(\d+)\.(\d+)", re.ASCII)
-
-
 _FIRST_WITH_CDI = (1, 7, 2)
-
-
 _FIRST_WITH_CDI_ON = (2, 0, 0)
-
-
 _LOG = "see the log of its agent"
 
 

@@ -6,8 +6,8 @@ import math
 import time
 
 from gpu_device_plugin.aio.worker import Worker
+from gpu_device_plugin.features.conflicts import ConflictSettings
 from gpu_device_plugin.features.conflicts.rules import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
-from gpu_device_plugin.features.conflicts.settings import ConflictSettings
 from gpu_device_plugin.kubelet.sockets import listened_to
 from gpu_device_plugin.node.extension import NodeFeature, Tasks
 from gpu_device_plugin.node.feature_context import NodeContext

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase, translate
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.conflicts import ConflictSettings
 from gpu_device_plugin.features.conflicts.rules import OTHERS, Detection
-from gpu_device_plugin.features.conflicts.settings import ConflictSettings
 from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind, Resource
@@ -23,40 +23,26 @@ if TYPE_CHECKING:
 
 
 _OF_OTHERS = ("nvidia.com/*", "amd.com/gpu", "volcano.sh/vgpu-*", *(name for each in OTHERS for name in each.resources))
-
-
-_PATTERNS_OF_OTHERS: Mapping[str, tuple[str, ...]] = {
-    "KAI's and run:ai's": ("gpu-fraction", "gpu-fraction-*", "gpu-memory", "gpu-memory-*", "gpu-compute*"),
-    "KAI's": ("kai.scheduler/*",),
-    "run:ai's": ("runai/*", "run.ai/*", "*.run.ai/*", "runai-*"),
-    "HAMi's": (
-        *("hami.io/*", "*.hami.io/*", "4pd.io/*", "nvidia.com/use-gpu*", "nvidia.com/nouse-gpu*"),
-        *("nvidia.com/numa-bind", "nvidia.com/vgpu-mode"),
-    ),
-    "Volcano's": ("volcano.sh/vgpu-*",),
-}
-"""Patterns of the annotations by which pods ask other systems for a part of a GPU."""
-
-
 _ANNOTATIONS_OF_OTHERS = {
-    system: re.compile("|".join(map(translate, patterns))) for system, patterns in _PATTERNS_OF_OTHERS.items()
+    system: re.compile("|".join(map(translate, patterns)))
+    for system, patterns in {
+        "KAI's and run:ai's": ("gpu-fraction", "gpu-fraction-*", "gpu-memory", "gpu-memory-*", "gpu-compute*"),
+        "KAI's": ("kai.scheduler/*",),
+        "run:ai's": ("runai/*", "run.ai/*", "*.run.ai/*", "runai-*"),
+        "HAMi's": (
+            *("hami.io/*", "*.hami.io/*", "4pd.io/*", "nvidia.com/use-gpu*", "nvidia.com/nouse-gpu*"),
+            *("nvidia.com/numa-bind", "nvidia.com/vgpu-mode"),
+        ),
+        "Volcano's": ("volcano.sh/vgpu-*",),
+    }.items()
 }
-
-
+"""The annotations by which pods ask other systems for a part of a GPU."""
 _MOST_ANNOTATIONS = 1000
 """Of one pod, that are compared with them. The API server takes tens of thousands."""
-
-
 _SCHEDULERS_OF_OTHERS = ("kai-scheduler*", "runai-scheduler*", "hami-scheduler*", "volcano*")
-
-
 _OF_A_PROFILE = re.compile(r"mig|[1-7]g\.", re.ASCII)
 """In the name of a resource for a MIG profile, well written or not."""
-
-
 _DID_YOU_MEAN = "It asks for {resource}, which no agent offers: did you mean {meant}?"
-
-
 _INSTEAD = {
     Kind.MEMORY: ("write-memory", "{name}: N for N units of the memory of one GPU"),
     Kind.COUNT: ("write-count", "{name}: 1 for a whole GPU"),

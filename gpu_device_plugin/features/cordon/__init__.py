@@ -1,1 +1,19 @@
 """Cordons GPUs: they get no new containers, and running ones stay."""
+
+from __future__ import annotations
+
+from gpu_device_plugin.model.telemetry import FAULTS
+from gpu_device_plugin.settings.forms import one_of, several
+from gpu_device_plugin.settings.knobs import Settings, knob
+
+
+class CordonSettings(Settings):
+    """For which faults the agent puts a GPU aside."""
+
+    cordon_on: tuple[str, ...] = knob(
+        "",
+        several("|".join(FAULTS), one_of(*FAULTS).read),
+        "Faults for which the agent puts a GPU aside once they have lasted for 10 minutes, so that no new pod gets it. "
+        "Only a person takes it back. Empty: none.",
+        live=True,
+    )

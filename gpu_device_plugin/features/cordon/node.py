@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from gpu_device_plugin.features.cordon.settings import CordonSettings
+from gpu_device_plugin.features.cordon import CordonSettings
 from gpu_device_plugin.features.history.sampling import History
 from gpu_device_plugin.model.contract.cordons import Cordon, cordon_of
 from gpu_device_plugin.model.telemetry import FAULTS, GpuTelemetry

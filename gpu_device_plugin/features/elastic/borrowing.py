@@ -13,6 +13,7 @@ from functools import partial
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import wait_within
+from gpu_device_plugin.features.elastic import ElasticSettings
 from gpu_device_plugin.features.elastic.contract import MemoryFile, MemoryRequests, is_elastic
 from gpu_device_plugin.features.elastic.memory_files import MemoryFiles
 from gpu_device_plugin.features.elastic.rules.reclaiming import (
@@ -28,7 +29,6 @@ from gpu_device_plugin.features.elastic.rules.reclaiming import (
     uses_now,
     waits,
 )
-from gpu_device_plugin.features.elastic.settings import ElasticSettings
 from gpu_device_plugin.features.eviction.evictor import Evictor
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.features.use.rules.container_gpus import LimitsOf

@@ -24,11 +24,7 @@ from gpu_device_plugin.kubernetes.kubectl import Access, ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.api_objects import Named
 from gpu_device_plugin.kubernetes.objects.decoding import NAMESPACES, NODES, PODS, decoded
 from gpu_device_plugin.kubernetes.objects.pod_details import pod_and_status
-from gpu_device_plugin.model.contract.keys import (
-    MEMORY_GUARANTEE,
-    MEMORY_LIMIT,
-    RESIZE_BOUND,
-)
+from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT, RESIZE_BOUND
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.commands import (

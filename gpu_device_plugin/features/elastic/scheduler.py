@@ -1,4 +1,4 @@
-"""Answer the wishes of running pods for more or less guaranteed memory, while this extender is the active one."""
+"""Answer the wishes of running pods for more or less guaranteed memory, and place those that may borrow."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.turns import in_turns
-from gpu_device_plugin.features.elastic.contract import Allowance
-from gpu_device_plugin.features.elastic.room_to_borrow import RoomToBorrow
-from gpu_device_plugin.features.elastic.rules.promising import Outcome, decides, resize, wants_more
+from gpu_device_plugin.features.elastic.contract import Allowance, read_wish
+from gpu_device_plugin.features.elastic.rules.promising import Outcome, decides, resize, wants_more, with_room_to_borrow
 from gpu_device_plugin.kubernetes.client.errors import (
     ApiError,
     ConflictError,
@@ -22,12 +21,25 @@ from gpu_device_plugin.kubernetes.client.errors import (
 )
 from gpu_device_plugin.kubernetes.objects.decoding import NAMESPACES, read_metadata, version_number
 from gpu_device_plugin.kubernetes.writers.binder import PodRef
-from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, PLACES
+from gpu_device_plugin.model.contract.keys import (
+    MEMORY_GUARANTEE,
+    MEMORY_HELD,
+    MEMORY_LIMIT,
+    MEMORY_PROMISED,
+    NODE_USE,
+    PLACES,
+)
+from gpu_device_plugin.model.contract.node_use import used_mib
 from gpu_device_plugin.model.contract.reservations import write_answer
+from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S, ControllerContext
 from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.leader_tasks import LeaderStep
+from gpu_device_plugin.scheduler.rules.candidate import Candidate
+from gpu_device_plugin.scheduler.rules.fitting import Fit
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 from gpu_device_plugin.scheduler.rules.usage import NO_GROWTH
 
 _log = logging.getLogger(__name__)
@@ -109,7 +121,8 @@ class Resizes(SchedulerFeature):
         self._labels: OrderedDict[str, tuple[float, Mapping[str, str]]] = OrderedDict()
         self._writing = asyncio.Lock()
         self._closed = False
-        self._context.features.add(RoomToBorrow())
+        self._use: dict[str, str] = {}
+        """By node, as its agent tells it; read for a pod that may borrow, as few may and nodes change all the time."""
 
     def __repr__(self) -> str:
         return f"<Resizes: {len(self._pods)} pods, {len(self._queued)} queued, {len(self._claims)} claimed>"
@@ -121,7 +134,8 @@ class Resizes(SchedulerFeature):
         claim, pod = self._claims.get(pod.uid), _brief(pod)
         if claim is not None and _shows(pod, claim):
             self._settle(pod)
-        if not _elastic(pod):
+        promised = pod.annotations.get(MEMORY_PROMISED, NO_GROWTH)
+        if not ((promised != NO_GROWTH or MEMORY_GUARANTEE in pod.annotations) and decides(pod)):
             self._forget(pod.uid)
             return
         before = self._pods.get(pod.uid)
@@ -143,6 +157,26 @@ class Resizes(SchedulerFeature):
         for pod in pods.values():
             self.put_pod(pod)
 
+    def keys_of_nodes(self) -> frozenset[str] | None:  # noqa: D102
+        return frozenset({NODE_USE})
+
+    def put_node(self, node: NodeRecord) -> None:  # noqa: D102
+        self._use.pop(node.name, None)
+        if NODE_USE in node.annotations:
+            self._use[node.name] = node.annotations[NODE_USE]
+
+    def remove_node(self, name: str) -> None:  # noqa: D102
+        self._use.pop(name, None)
+
+    def prefer(self, fit: Fit, asked: GpuRequest, node: Candidate, pod: Pod) -> Fit:
+        """Return where a pod that may borrow memory has most of it to borrow."""
+        if MEMORY_LIMIT not in pod.annotations:
+            return fit
+        wish = read_wish(pod.annotations, MEMORY_LIMIT)
+        members = [member for part in asked.parts if part.demand.kind is Kind.MEMORY for member in part.members]
+        borrows = any((wish.of(container.name) or 0) > amount for container, amount in members)
+        return with_room_to_borrow(fit, asked, node, used_mib(self._use.get(node.name, ""))[0]) if borrows else fit
+
     def _forget(self, uid: str) -> None:
         pod = self._pods.pop(uid, None)
         if pod is not None:
@@ -160,16 +194,13 @@ class Resizes(SchedulerFeature):
 
     def due(self) -> bool:
         """Return whether something is due, or may have become possible."""
-        self._look_at_nodes()
-        now = self._context.clock()
-        return any(at <= now for at in self._queued.values())
-
-    def _look_at_nodes(self) -> None:
         if self._refused:
             self._mark, names = self._context.fleet.now.changed_since(self._mark)
             for name in self._refused if names is None else self._refused.keys() & set(names):
                 for uid in self._refused[name]:
                     self._queue(uid)
+        now = self._context.clock()
+        return any(at <= now for at in self._queued.values())
 
     def take(self, most: int) -> Sequence[Pod]:
         """Return pods that are due, one of each namespace in turn, and count them as decided on now."""
@@ -373,12 +404,6 @@ def _brief(pod: Pod) -> Pod:
     if sum(len(kept.get(key, "")) for key in PLACES) > _LONGEST_PROMISE * (1 + len(pod.containers)):
         kept = {key: text for key, text in kept.items() if key not in PLACES}
     return pod if len(kept) == len(pod.annotations) else replace(pod, annotations=kept)
-
-
-def _elastic(pod: Pod) -> bool:
-    """Return whether an extender may have to decide on a pod."""
-    promised = pod.annotations.get(MEMORY_PROMISED, NO_GROWTH)
-    return (promised != NO_GROWTH or MEMORY_GUARANTEE in pod.annotations) and decides(pod)
 
 
 def _shows(pod: Pod, claim: _Claim) -> bool:

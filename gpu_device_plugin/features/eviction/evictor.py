@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.worker import Backoff, Worker
+from gpu_device_plugin.features.eviction import EvictionSettings, GpuFailureSettings
 from gpu_device_plugin.features.eviction.rules import (
     Candidate,
     Failed,
@@ -20,7 +21,6 @@ from gpu_device_plugin.features.eviction.rules import (
     next_victims,
     on_failed,
 )
-from gpu_device_plugin.features.eviction.settings import EvictionSettings, GpuFailureSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.model.pods import Pod

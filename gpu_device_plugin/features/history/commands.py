@@ -50,8 +50,6 @@ from gpu_device_plugin.settings.knobs import UsageError
 T = TypeVar("T")
 
 LONGER = f"A Prometheus that reads the agents' metrics knows more than {contract.LAST_HOUR} (docs/operations.md)."
-
-
 MOST_NODES = 64
 """The most nodes that one command reads."""
 _AT_ONCE = 8

@@ -14,9 +14,9 @@ import msgspec
 from gpu_device_plugin.aio.http import JSON, Page, Request, Route
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import Attempts, wait_within
+from gpu_device_plugin.features.history import HistorySettings
 from gpu_device_plugin.features.history.contract import HISTORY_PATH, STEP_S, STEPS, ContainerHistory
 from gpu_device_plugin.features.history.rules.ring import GpuSample, Ring, Selection, condition_gauges, pcie_percent
-from gpu_device_plugin.features.history.settings import HistorySettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ

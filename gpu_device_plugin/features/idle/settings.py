@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpu_device_plugin.features.use.settings import UseSettings
+from gpu_device_plugin.features.use import UseSettings
 from gpu_device_plugin.settings.forms import duration, number
 from gpu_device_plugin.settings.knobs import Settings, SettingsError, knob
 

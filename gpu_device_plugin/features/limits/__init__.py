@@ -1,1 +1,73 @@
 """Verifies the memory limits of containers, and sets those of running ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+from gpu_device_plugin.features.use import UseSettings
+from gpu_device_plugin.model.limits import CHOOSABLE, Enforcement
+from gpu_device_plugin.settings.common import LogSettings
+from gpu_device_plugin.settings.forms import DIRECTORY, GPU_SOURCE, OPTIONAL_PATH, one_of
+from gpu_device_plugin.settings.knobs import SettingsError, knob
+
+
+class LimitSettings(UseSettings):
+    """How containers are held to their parts of a GPU."""
+
+    limits: str = knob(
+        "auto",
+        one_of("auto", *CHOOSABLE),
+        "How containers are held to their parts of a GPU's memory: driver (limits of r615), mps (NVIDIA's MPS), "
+        "custom (extra_grant), advisory (a variable names the limit), or auto (driver if available, else advisory). "
+        "The node labels gpu-device-plugin/set-limits and ack.node.gpu.schedule override it.",
+        live=True,
+    )
+    limits_fallback: str = knob(
+        "refuse",
+        one_of("refuse", "advisory"),
+        "What happens to a container if the enforcement that `limits` names is not available: it is refused, or its "
+        "limit is advisory.",
+        live=True,
+    )
+    soft_limit: str = knob(
+        "zero",
+        one_of("zero", "share"),
+        "Soft limit for the driver: zero, or the container's share. The driver adds soft limits to the parent "
+        "cgroups, and does not subtract those of ended containers.",
+        live=True,
+    )
+    extra_grant: Path | None = knob(
+        "",
+        OPTIONAL_PATH,
+        "YAML file with the variables and mounts that every container with shares gets if limits is custom; read when "
+        "the agent starts. In a directory of settings its suffix must not be .yaml, as in /etc/gpushare/extra.grant. "
+        "Empty: none.",
+    )
+
+    def _contradictions(self) -> Iterator[SettingsError]:
+        yield from super()._contradictions()
+        if self.limits == Enforcement.CUSTOM and self.extra_grant is None:
+            yield SettingsError(
+                "limits is custom, and no file says what containers get for that; name it in extra_grant, or choose "
+                "another value of limits",
+                ("limits", "extra_grant"),
+            )
+
+
+class LimitHelperSettings(LogSettings):
+    """The settings of a limit helper."""
+
+    COMMAND: ClassVar[str] = "limits"
+
+    memory_dir: Path = knob(
+        "/run/gpushare/memory",
+        DIRECTORY,
+        "Directory in which the node's agent says which limits it wants, its setting memory_dir.",
+    )
+    gpus: str = knob(
+        "nvml",
+        GPU_SOURCE,
+        "Source of the GPUs, the agent's setting gpus: nvml, or for tests a description of fake ones.",
+    )

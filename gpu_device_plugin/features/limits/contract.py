@@ -98,18 +98,13 @@ def _split(limit: _Limit) -> tuple[LimitKey, MemoryLimit]:
     return LimitKey(pod_uid, container_id, uuid), MemoryLimit(hard_mib, soft_mib)
 
 
-def _write_wanted_limits(wanted: Mapping[LimitKey, MemoryLimit]) -> str:
-    limits = [_Limit(*key, *limit) for key, limit in sorted(wanted.items())[:MOST_LIMITS]]
-    return text_of(_WantedLimits(VERSION, limits))
+def _wanted(limits: Mapping[LimitKey, MemoryLimit]) -> _WantedLimits:
+    return _WantedLimits(VERSION, [_Limit(*key, *limit) for key, limit in sorted(limits.items())[:MOST_LIMITS]])
 
 
-def _read_wanted_limits(content: str | bytes) -> Mapping[LimitKey, MemoryLimit]:
-    return dict(map(_split, parsed(_WantedLimits, _LIMITS_WANTED_FILE, content).limits))
-
-
-def _write_limits_state(outcomes: Mapping[LimitKey, LimitOutcome], beat_s: float) -> str:
+def _state(outcomes: Mapping[LimitKey, LimitOutcome], beat_s: float) -> _LimitsState:
     limits = [_Outcome(*key, *each.limit, each.why[:LONGEST_WHY]) for key, each in sorted(outcomes.items())]
-    return text_of(_LimitsState(VERSION, beat_s, limits))
+    return _LimitsState(VERSION, beat_s, limits)
 
 
 def _read_limits_state(content: str | bytes) -> tuple[Mapping[LimitKey, LimitOutcome], float]:
@@ -123,9 +118,9 @@ LIMIT_FILES: HelperFiles[Mapping[LimitKey, MemoryLimit], Mapping[LimitKey, Limit
     _LIMITS_STATE_FILE,
     4 << 20,  # a limit takes some 200, and up to `LONGEST_WHY` more if it could not be set
     {},
-    _write_wanted_limits,
-    _read_wanted_limits,
-    _write_limits_state,
+    lambda wanted: text_of(_wanted(wanted)),
+    lambda content: dict(map(_split, parsed(_WantedLimits, _LIMITS_WANTED_FILE, content).limits)),
+    lambda outcomes, beat_s: text_of(_state(outcomes, beat_s)),
     _read_limits_state,
 )
 """The helper sets the limits that are wanted, leaves all others alone, and says what came of each."""

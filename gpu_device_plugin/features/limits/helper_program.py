@@ -13,9 +13,9 @@ from typing import NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.waiting import wait_within
+from gpu_device_plugin.features.limits import LimitHelperSettings
 from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, LimitOutcome, MemoryLimit
 from gpu_device_plugin.features.limits.rules import helper_limits as rules
-from gpu_device_plugin.features.limits.settings import LimitHelperSettings
 from gpu_device_plugin.file_link import HelperLink
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, MonitorTimings
@@ -143,13 +143,7 @@ def main(sources: Sources[LimitHelperSettings], texts: Texts, settings: LimitHel
             f"memory_dir: {settings.memory_dir}: there is no such directory; mount the node's, as "
             "deploy/optional/limits.yaml does"
         )
-    return asyncio.run(_run(sources, texts, settings))
-
-
-async def _run(sources: Sources[LimitHelperSettings], texts: Texts, settings: LimitHelperSettings) -> int:
     _log.info("the limit helper starts", extra={"version": __version__, "memory_dir": str(settings.memory_dir)})
-    helper = LimitHelper(settings.memory_dir, Hardware(settings.gpus, timings=_TIMINGS), CgroupTree())
-    program = ReloadingProgram(settings)
-    return await program.follow_settings(
-        sources, texts, helper.run(), "limit helper", restart_after=(HardwareContextLost,)
-    )
+    work = LimitHelper(settings.memory_dir, Hardware(settings.gpus, timings=_TIMINGS), CgroupTree()).run()
+    program, ends = ReloadingProgram(settings), (HardwareContextLost,)
+    return asyncio.run(program.follow_settings(sources, texts, work, "limit helper", restart_after=ends))

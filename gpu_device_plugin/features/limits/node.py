@@ -12,13 +12,13 @@ from typing import NoReturn
 
 from gpu_device_plugin.aio.waiting import in_thread
 from gpu_device_plugin.aio.worker import Worker
-from gpu_device_plugin.features.elastic.settings import ElasticSettings
+from gpu_device_plugin.features.elastic import ElasticSettings
+from gpu_device_plugin.features.limits import LimitSettings
 from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, LimitOutcome
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
 from gpu_device_plugin.features.limits.rules import running_limits as rules
 from gpu_device_plugin.features.limits.rules.enforcement import REFUSE, OtherMeans, derive_means
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, added_for_limits, refuse_unlimited
-from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.features.limits.verification import Verification
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.file_link import FileLink

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.features.limits import LimitSettings
 from gpu_device_plugin.features.limits.rules.enforcement import (
     REFUSE,
     asked_of,
@@ -13,7 +14,6 @@ from gpu_device_plugin.features.limits.rules.enforcement import (
     lacks,
     wanted_enforcement,
 )
-from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.features.use.report import DETAILS, details, does_not_hold
 from gpu_device_plugin.model.contract.keys import SET_LIMITS_LABEL
 from gpu_device_plugin.model.contract.node_use import ContainerUse, not_held

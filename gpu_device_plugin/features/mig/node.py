@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
-from gpu_device_plugin.features.mig.rules import INSTANCE, Stranded, instances_by_pod, stranded
+from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract.keys import INSTANCES
 from gpu_device_plugin.model.contract.promises import write_instances
+from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.shares import Shares, parse_id
 from gpu_device_plugin.node.extension import NodeFeature, Tasks
 from gpu_device_plugin.node.feature_context import NodeContext
 
 _log = logging.getLogger(__name__)
+
+INSTANCE = "MIG-"
+"""The beginning of the UUID of an instance."""
 
 
 class InstancesOfPods(NodeFeature):
@@ -79,3 +87,59 @@ class InstancesOfPods(NodeFeature):
         self._api.event("MigInstanceGone", f"{pod}: {found.sentence}.", "Observe")
         if found.pod is not None:
             self._api.event("MigInstanceGone", f"{found.sentence}.", "Observe", pod=found.pod)
+
+
+def instances_by_pod(allocations: Iterable[Allocation]) -> Mapping[str, Mapping[str, frozenset[str]]]:
+    """Return the UUIDs of the whole instances of each container, by the UID of its pod and its name."""
+    found: dict[str, dict[str, frozenset[str]]] = {}
+    for allocation in allocations:
+        if allocation.kind is Kind.INSTANCE:
+            held = found.setdefault(allocation.pod_uid, {})
+            held[allocation.container] = held.get(allocation.container, frozenset()) | allocation.device_ids
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Stranded:
+    """A container that holds an instance which exists no more."""
+
+    pod_uid: str
+    container: str
+    uuid: str
+    """Of the instance."""
+    name: str
+    """The instance for people; empty: an earlier agent gave it, and nothing but its UUID is known."""
+    pod: Pod | None
+    """None: not known (yet), or the agent runs without the API."""
+
+    @property
+    def sentence(self) -> str:
+        """The finding, for the owner of the pod."""
+        which = f"{self.name} ({self.uuid})" if self.name else self.uuid
+        return (
+            f"container {self.container} was given {which}, a MIG instance that exists no more: "
+            "delete the pod, so that it gets another"
+        )
+
+
+def stranded(
+    allocations: Iterable[Allocation], there: Collection[str], shares: Shares, pods: Mapping[str, Pod]
+) -> tuple[Stranded, ...]:
+    """Return the containers of a node that hold instances which exist no more.
+
+    `there` are the UUIDs of all GPUs and instances of the node, those included that cannot be read; `pods` those that
+    have not ended, by the UID by which the kubelet knows them.
+    """
+    return tuple(
+        Stranded(
+            allocation.pod_uid,
+            allocation.container,
+            uuid,
+            "" if shared is None else shared.name,
+            pods.get(allocation.pod_uid),
+        )
+        for allocation in allocations
+        for uuid in sorted({parse_id(device)[0] for device in allocation.device_ids})
+        if uuid.startswith(INSTANCE) and uuid not in there
+        for shared in (shares.by_uuid(uuid),)
+    )

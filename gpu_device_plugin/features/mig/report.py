@@ -160,7 +160,6 @@ _GIVEN = {
     MigMode.SHARE: "pods get their memory in shares",
 }
 
-
 _SEEING = (
     "deploy/patches/mig-agent.yaml (chart: agent.migMonitor) gives the agent NVIDIA_MIG_MONITOR_DEVICES=all and the "
     "capability SYS_ADMIN, without which the driver hides instances from a container"

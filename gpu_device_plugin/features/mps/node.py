@@ -14,9 +14,9 @@ from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.limits.rules.enforcement import WantedEnforcement
 from gpu_device_plugin.features.limits.rules.limit_grants import Part
+from gpu_device_plugin.features.mps import MpsSettings
 from gpu_device_plugin.features.mps.contract import MPS_FILES, SHM_DIRECTORY, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules import mps_admission as mps
-from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.file_link import FileLink
 from gpu_device_plugin.kubelet.procfs import boot_time

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.features.limits.rules.enforcement import asked_here, asked_of
+from gpu_device_plugin.features.limits import LimitSettings
+from gpu_device_plugin.features.limits.rules.enforcement import asked_enforcement, asked_of
+from gpu_device_plugin.features.mps import MpsSettings
 from gpu_device_plugin.features.mps.contract import STATE_FILE, MpsGpu, MpsStatus
-from gpu_device_plugin.features.mps.settings import MpsSettings
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.report.rules.finding import Finding, error, ok, warning
 from gpu_device_plugin.report.rules.node_view import ExaminedNode
@@ -52,7 +53,7 @@ def supervisor(
     GPUs are `left` by a supervisor, as its file says, which no longer runs and did not give them back; `names` are
     those of GPUs for people. All are by UUID.
     """
-    if asked_here(labels, settings) is not Enforcement.MPS:
+    if asked_enforcement(labels, settings.of(LimitSettings).limits) is not Enforcement.MPS:
         file = str(settings.of(MpsSettings).mps_dir / STATE_FILE)
         for uuid in left:
             yield warning(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.features.eviction.evictor import Evictor
+from gpu_device_plugin.features.over_use import OverUseSettings
 from gpu_device_plugin.features.over_use.rules import (
     Excess,
     OverUseRules,
@@ -18,7 +19,6 @@ from gpu_device_plugin.features.over_use.rules import (
     outlook,
     use_of,
 )
-from gpu_device_plugin.features.over_use.settings import OverUseSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.features.use.rules.process_use import UseReading
 from gpu_device_plugin.model.allocations import Place

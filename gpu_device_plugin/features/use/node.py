@@ -12,6 +12,7 @@ from gpu_device_plugin.aio.http import JSON, Page, Route, page_at
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.aio.waiting import Attempts, together
 from gpu_device_plugin.aio.worker import Worker
+from gpu_device_plugin.features.use import UseSettings
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus, LimitsOf, container_gpus, no_limits
 from gpu_device_plugin.features.use.rules.process_use import NOT_READ, UseReading, attribute, blindness
 from gpu_device_plugin.features.use.rules.use_report import (
@@ -20,12 +21,11 @@ from gpu_device_plugin.features.use.rules.use_report import (
     AskedToReturn,
     Names,
     due_in_s,
-    fresh,
+    longest_pause_s,
     names,
     node_use,
     use_gauges,
 )
-from gpu_device_plugin.features.use.settings import UseSettings
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.kubelet.procfs import ProcessOwners, boot_time, in_nodes_namespace
 from gpu_device_plugin.model.allocations import Place
@@ -195,7 +195,8 @@ class UseReports(NodeFeature):
 
     def now(self) -> NodeUse:
         """Return the report of this moment: without figures while they are not read."""
-        return self._report(fresh=fresh(self._use.reading.value, self.clock(), self._use.interval_s))
+        age_s = self.clock() - self._use.reading.value.at
+        return self._report(fresh=age_s <= longest_pause_s(self._use.interval_s))
 
     async def page(self) -> Page:
         """Return the report of this moment as JSON. One is written after the other, however many clients ask."""

@@ -255,12 +255,8 @@ def _quiet_or_strange(node: NodeView, parts: Sequence[ContainerUse]) -> Iterator
 
 DETAILS = "{node}: {details}"
 """The text of a finding with the parameters of `details`."""
-
-
 _RETURN_S = 120.0
 """A container that is asked to return memory for longer does not do it by itself."""
-
-
 _SELF_GIVEN = "such a pod is privileged, or sets NVIDIA_VISIBLE_DEVICES itself; have it ask for its GPU memory"
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.hardware.driver import Record
 
-NOT_SUPPORTED, NO_PERMISSION = 3, 4
+NOT_SUPPORTED, NO_PERMISSION, _FUNCTION_NOT_FOUND = 3, 4, 13
+LACKS = frozenset({NOT_SUPPORTED, _FUNCTION_NOT_FOUND})
+"""Errors of a driver or GPU that will not tell something later either."""
 LOST = frozenset({6, 15, 28})
 """NVML_ERROR_NOT_FOUND, _GPU_IS_LOST, _GPU_NOT_FOUND."""
 _FATAL = LOST | {16}  # NVML_ERROR_RESET_REQUIRED
@@ -122,20 +124,12 @@ def _configured() -> Iterator[str]:
     yield from (line.strip() for name in names for line in lines(f"{_CONFIGURED}/{name}") if line.startswith("/"))
 
 
-MOST_PROCESSES = 4096
-"""The most processes of one GPU that are reported."""
-
 # Newest first. By version: the functions without one fail in an unusual way where the driver has an older version only.
 _LISTS = tuple(
     tuple(f"nvmlDeviceGet{kind}RunningProcesses_{version}" for version in ("v3", "v2"))
     for kind in ("Compute", "Graphics", "MPSCompute")
 )
-_FUNCTION_NOT_FOUND = 13
-# Errors of a driver or GPU that has no such list: NVML_ERROR_NOT_SUPPORTED, _FUNCTION_NOT_FOUND.
-_HAS_NO_LIST = frozenset({3, _FUNCTION_NOT_FOUND})
 _UNLIMITED = (1 << 64) - 1  # NVML_DEVICE_MEMORY_LIMIT_MAX
-_MOST_USED_MIB = 1 << 26  # as in hardware/messages.py, where a larger amount ends the process that tells it
-_MOST_PERCENT = 100
 
 
 def processes(
@@ -167,7 +161,7 @@ def processes(
         return None
     return [
         {"pid": pid, "used_mib": used, "sm_percent": percents.get(pid, others)}
-        for pid, used in sorted(found.items())[:MOST_PROCESSES]
+        for pid, used in sorted(found.items())[: driver.MOST_PROCESSES]
     ]
 
 
@@ -186,7 +180,7 @@ def sm_percents(nvml: Any, handle: Any, since_us: int) -> tuple[dict[int, int | 
         stamp = sample.timeStamp
         if not sample.pid or stamp <= since_us:
             continue
-        if sample.smUtil > _MOST_PERCENT:
+        if sample.smUtil > driver.PERCENT:
             found.setdefault(sample.pid, (0, None))
         else:
             newest = max(newest, stamp)
@@ -253,7 +247,7 @@ def set_limit(nvml: Any, handle: Any, wanted: tuple[str, str, int | None, int]) 
 
 def _used_mib(used: int | None) -> int | None:
     """Return an amount of memory in MiB; None if it is unknown, or more than any GPU has."""
-    if used is None or used // MIB > _MOST_USED_MIB:
+    if used is None or used // MIB > driver.MOST_MIB:  # which would end the process that tells it
         return None
     return used // MIB
 
@@ -267,6 +261,6 @@ def _first(nvml: Any, functions: tuple[str, ...], handle: Any) -> Any:
         try:
             return call(handle)
         except nvml.NVMLError as error:
-            if error.value not in _HAS_NO_LIST:
+            if error.value not in LACKS:
                 raise
     return None

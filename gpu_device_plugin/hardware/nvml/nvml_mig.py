@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpu_device_plugin.hardware.driver import MOST_INSTANCES
 from gpu_device_plugin.hardware.nvml import nvml_calls
 from gpu_device_plugin.hardware.nvml.nvml_calls import MIB, NO_PERMISSION
 
@@ -12,12 +13,8 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.hardware.driver import Record
 
-MOST_INSTANCES = 16
-"""The most instances of one GPU that are listed; `hardware/messages.py` accepts no more."""
 _INVALID_ARGUMENT = 2
 _NOT_FOUND = 6
-# Errors of a driver without instances: NVML_ERROR_NOT_SUPPORTED, _FUNCTION_NOT_FOUND.
-_HAS_NONE = frozenset({3, 13})
 # What a driver answers for an instance that is destroyed while it is read. The GPU itself is read before its instances.
 _GONE = nvml_calls.LOST | {_INVALID_ARGUMENT}
 # nvmlGpuInstanceProfile: NVML_GPU_INSTANCE_PROFILE_7_SLICE, and _4_SLICE, which is all of GPUs that have four.
@@ -41,7 +38,7 @@ class Instances:
         try:
             self._most = min(nvml.nvmlDeviceGetMaxMigDeviceCount(handle), MOST_INSTANCES)
         except nvml.NVMLError as error:
-            if error.value not in _HAS_NONE:
+            if error.value not in nvml_calls.LACKS:
                 raise
         self._listed: set[str] = set()
         self._left_out: set[str] = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_device_plugin.hardware.driver import MOST_OF_CONDITION
 from gpu_device_plugin.hardware.nvml import nvml_calls
-from gpu_device_plugin.hardware.nvml.nvml_calls import LOST
+from gpu_device_plugin.hardware.nvml.nvml_calls import LACKS, LOST
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     Place: TypeAlias = tuple[int, int]
     """A field of NVML (NVML_FI_DEV_...), and its scope: the number of a link, or 0."""
 
-# Errors of a driver or GPU that will not tell a value later either: NVML_ERROR_NOT_SUPPORTED, _FUNCTION_NOT_FOUND. A
-# driver answers _INVALID_ARGUMENT for a field that it is too old to know.
-_LACKS = frozenset({3, 13})
-_FIELD_LACKS = _LACKS | {2}
+# A driver answers NVML_ERROR_INVALID_ARGUMENT for a field that it is too old to know.
+_FIELD_LACKS = LACKS | {2}
 # model.condition.SLOWING, which needs enum (see hardware/driver.py). The other bits say that the GPU is idle, or
 # that somebody set its clocks.
 _SLOWING = 0xFC
@@ -145,7 +143,7 @@ class TelemetryReader:
         except self._nvml.NVMLError as error:
             if error.value in LOST:
                 raise
-            if error.value in _LACKS:
+            if error.value in LACKS:
                 self._lacking.add(key)
             return None
 

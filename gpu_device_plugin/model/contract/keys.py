@@ -74,7 +74,7 @@ ELASTIC = frozenset({MEMORY_LIMIT, MEMORY_GUARANTEE, MEMORY_PROMISED, MEMORY_HEL
 
 INSTANCES = "gpu-device-plugin/mig-instances"
 """The UUIDs of the MIG instances that each container was given whole, as JSON ``{"<container>": ["MIG-..."]}``
-(`features.mig.rules`)."""
+(`features.mig.node`)."""
 OVER_USE = "gpu-device-plugin/over-use"
 """While the pod uses more GPU memory than it was granted: how much, since when, and what will happen; a sentence."""
 

@@ -154,13 +154,9 @@ class Ledger:
         ledger = self._with(new) if new else self
         return ledger if certain is None or certain == self.certain else replace(ledger, certain=certain)
 
-    def with_held_by_other_resource(self, held_by_other_resource: Mapping[str, str]) -> Ledger:
+    def with_held_by_other_resource(self, held: Mapping[str, str]) -> Ledger:
         """Return this ledger with these GPUs held through resources that are not ours."""
-        return (
-            self
-            if held_by_other_resource == self.held_by_other_resource
-            else replace(self, held_by_other_resource=held_by_other_resource)
-        )
+        return self if held == self.held_by_other_resource else replace(self, held_by_other_resource=held)
 
     def with_forgotten(self, device_ids: frozenset[str]) -> Ledger:
         """Return this ledger with these IDs in use unknown to the kubelet; others count by the kubelet's records."""

@@ -32,9 +32,8 @@ class PreferredAllocationRequest:
             available = [name for name in available if name not in forgotten]
         free = _by_position(node, kind, available)
         if kind is Kind.MEMORY and node.ledger.reservations:
-            free = {
-                at: _without(numbers, node.reserved_share_numbers(node.shares.gpus[at])) for at, numbers in free.items()
-            }
+            fenced = {at: node.reserved_share_numbers(node.shares.gpus[at]) for at in free}
+            free = {at: [number for number in numbers if number not in fenced[at]] for at, numbers in free.items()}
         if kind is Kind.MEMORY and node.blocks:
             free = {at: numbers for at, numbers in free.items() if _gives(node, node.shares.gpus[at], amount)}
         self._free = free
@@ -134,7 +133,3 @@ def _by_position(node: Node, kind: Kind, device_ids: Iterable[str]) -> Mapping[i
 def _gives(node: Node, shared: SharedGpu, amount: int) -> bool:
     alone = shared.gpu.instance is not None and len(shared.shares) == amount
     return alone or not node.block(shared.gpu.uuid).parts
-
-
-def _without(numbers: list[int], fenced: frozenset[int]) -> list[int]:
-    return [number for number in numbers if number not in fenced]

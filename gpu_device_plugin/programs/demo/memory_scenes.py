@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gpu_device_plugin.features.elastic import ElasticSettings
 from gpu_device_plugin.features.elastic.contract import IN_CONTAINER, MEMORY_DIRECTORY, MEMORY_FILE
-from gpu_device_plugin.features.elastic.settings import ElasticSettings
-from gpu_device_plugin.features.over_use.settings import OverUseSettings
-from gpu_device_plugin.features.use.settings import UseSettings
+from gpu_device_plugin.features.over_use import OverUseSettings
+from gpu_device_plugin.features.use import UseSettings
 from gpu_device_plugin.model.contract.keys import ASSIGNED, MEMORY_LIMIT, OVER_USE
 from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.model.shares import SharedGpu

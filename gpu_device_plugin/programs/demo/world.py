@@ -25,8 +25,8 @@ from gpu_device_plugin.aio.waiting import together, wait_within
 from gpu_device_plugin.commandline import ending
 from gpu_device_plugin.feature_list import FeatureSpec
 from gpu_device_plugin.features.node_features import NODE_FEATURES, NODE_SETTINGS
+from gpu_device_plugin.features.over_use import OverUseSettings
 from gpu_device_plugin.features.over_use.rules import OverUseRules
-from gpu_device_plugin.features.over_use.settings import OverUseSettings
 from gpu_device_plugin.features.use.node import UseReports
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView

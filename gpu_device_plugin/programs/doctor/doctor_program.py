@@ -19,13 +19,13 @@ from pathlib import Path
 from gpu_device_plugin.commandline import show
 from gpu_device_plugin.features.claims.claim_objects import GROUP
 from gpu_device_plugin.features.conflicts.rules import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
-from gpu_device_plugin.features.elastic.settings import ElasticSettings
-from gpu_device_plugin.features.eviction.settings import GpuFailureSettings
-from gpu_device_plugin.features.history.settings import HistorySettings
+from gpu_device_plugin.features.elastic import ElasticSettings
+from gpu_device_plugin.features.eviction import GpuFailureSettings
+from gpu_device_plugin.features.history import HistorySettings
+from gpu_device_plugin.features.limits import LimitSettings
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
-from gpu_device_plugin.features.limits.settings import LimitSettings
-from gpu_device_plugin.features.mps.settings import MpsSettings
-from gpu_device_plugin.features.over_use.settings import OverUseSettings
+from gpu_device_plugin.features.mps import MpsSettings
+from gpu_device_plugin.features.over_use import OverUseSettings
 from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State

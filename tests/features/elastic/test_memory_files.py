@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from gpu_device_plugin.aio.observable import Observable
+from gpu_device_plugin.features.elastic import ElasticSettings
 from gpu_device_plugin.features.elastic.borrowing import Borrowing
 from gpu_device_plugin.features.elastic.contract import MEMORY_DIRECTORY, MEMORY_FILE, MemoryFile
 from gpu_device_plugin.features.elastic.memory_files import MemoryFiles, slot
-from gpu_device_plugin.features.elastic.settings import ElasticSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.resources import Kind

@@ -11,6 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from gpu_device_plugin.hardware.driver import MOST_PROCESSES
 from gpu_device_plugin.hardware.messages import CgroupLimit
 from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.hardware.nvml import nvml_calls
@@ -93,7 +94,7 @@ def test_memory_that_no_gpu_has_is_unknown() -> None:
 
 def test_no_more_processes_are_reported_than_a_line_holds() -> None:
     library = Library(nvmlDeviceGetComputeRunningProcesses_v3=[process(pid) for pid in range(5000)])
-    assert len(pids(library)) == nvml_calls.MOST_PROCESSES
+    assert len(pids(library)) == MOST_PROCESSES
 
 
 def sample(pid: int, percent: int, stamp: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,24 +100,20 @@ def writes(node: str, wanted: Sequence[Content], present: Iterable[Present]) -> 
 
 def dropped(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the fields of a slice's spec that the API server did not store, as an older one does."""
-    missing: set[str] = set()
-    _compare("", sent, stored, missing)
-    return tuple(sorted(missing))
+    return tuple(sorted(set(_missing("", sent, stored))))
 
 
-def _compare(name: str, sent: Any, stored: Any, missing: set[str]) -> None:
+def _missing(name: str, sent: Any, stored: Any) -> Iterator[str]:
     if isinstance(sent, dict):
         for key, value in sent.items():
-            if not isinstance(stored, dict) or key not in stored:
-                missing.add(key)
-            else:
-                _compare(key, value, stored[key], missing)
+            there = isinstance(stored, dict) and key in stored
+            yield from _missing(key, value, stored[key]) if there else (key,)
     elif isinstance(sent, list):
-        if not isinstance(stored, list) or len(stored) != len(sent):
-            missing.add(name)
-        else:
+        if isinstance(stored, list) and len(stored) == len(sent):
             for one, other in zip(sent, stored, strict=True):
-                _compare(name, one, other, missing)
+                yield from _missing(name, one, other)
+        else:
+            yield name
 
 
 def _timed(content: Content, present: Present | None) -> Content:

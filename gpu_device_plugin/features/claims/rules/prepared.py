@@ -21,7 +21,6 @@ from gpu_device_plugin.node.rules.container_grants import Grant
 VERSION = 1
 """Of the file's format. A later agent may add fields, which an older one ignores."""
 
-
 _Number = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 """Larger numbers are not the same in every reader of JSON."""
 

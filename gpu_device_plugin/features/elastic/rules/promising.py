@@ -1,4 +1,7 @@
-"""Decide what a running pod is promised beyond its requests, or say why it is not more. Amounts are shares."""
+"""Decide what a running pod is promised beyond its requests, or why it is not more, and where one that borrows goes.
+
+Amounts are shares.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,12 @@ from gpu_device_plugin.features.elastic.contract import Allowance, PodGuarantees
 from gpu_device_plugin.features.elastic.rules.reservations import GpuRoom, GrowthRequest, grow
 from gpu_device_plugin.model.contract.keys import MEMORY_PROMISED
 from gpu_device_plugin.model.contract.reservations import NO_ANSWER, Answer, answer_to
+from gpu_device_plugin.model.placing import Placement
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.model.resources import Resource
+from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
+from gpu_device_plugin.scheduler.rules.fitting import Fit, allowed, likeness
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 from gpu_device_plugin.scheduler.rules.usage import growable
 
 _UNLISTED = GpuRoom("", 0, 0, None, "its node does not list its GPU at present")
@@ -111,3 +117,28 @@ def _rooms(node: Candidate | None) -> Mapping[int, GpuRoom]:
             closed = f"{name} is a MIG instance, on which no guarantee grows"
         rooms[room.position] = GpuRoom(name, room.total, room.free, node.gpus.share_mib, closed)
     return rooms
+
+
+# --- Which of equal GPUs a pod that may borrow gets -------------------------------------------------------------------
+
+
+def with_room_to_borrow(found: Fit, ask: GpuRequest, node: Candidate, used_mib: Mapping[int, int]) -> Fit:
+    """Return the same place, on that of the equal GPUs on which the least memory is in use.
+
+    For a pod that may use more than it is guaranteed. `used_mib` is the memory in use by position; a GPU of which it is
+    not known is neither left nor taken. A pod of several parts stays where it is: these may have to fit together.
+    """
+    if len(found.placements) != 1 or found.placements[0].demand.kind is not Kind.MEMORY:
+        return found
+    demand, (at, *others) = found.placements[0].demand, found.placements[0].positions
+    listed = {gpu.position: gpu for gpu in node.gpus.gpus}
+    kinds = {
+        room.position: (likeness(room), gpu.model, gpu.memory_mib, gpu.reserved_mib)
+        for room in allowed(ask, node)
+        if room.position in used_mib and (gpu := listed[room.position]).instance is None
+    }
+    if others or at not in kinds:
+        return found
+    equal = [position for position, kind in kinds.items() if kind == kinds[at]]
+    best = min(equal, key=lambda position: (used_mib[position], position != at, position))
+    return Fit((Placement(demand, ((best, demand.amount),)),))

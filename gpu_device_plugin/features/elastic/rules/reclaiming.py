@@ -118,6 +118,8 @@ class ReclaimState:
                 missing[uuid] = due
             for use, part_mib in _amounts(on_gpu, before, due):
                 known = use.used_mib is not None
+                # Not one that was told the larger limit of another container.
+                evictable = evicts and not spared(use.pod) and use.told_mib == use.allowed_mib
                 was = before.get(use.place)
                 since = reading.at if was is None else was.since
                 spent_s = spent.get((use.pod_uid, uuid), 0.0) if was is None else was.spent_s
@@ -127,7 +129,7 @@ class ReclaimState:
                     reading.at if known or was is None else was.seen,
                     part_mib if known or was is None else was.mib,
                     use.borrowed_mib if known or was is None else was.borrowed_mib,
-                    since + grace_s - spent_s if evicts and _evictable(use) else None,
+                    since + grace_s - spent_s if evictable else None,
                     _needed_by(on_gpu, starting),
                     use.pod,
                     spent_s,
@@ -161,11 +163,6 @@ class ReclaimState:
             if each.pod is not None and each.mib and each.seen == self.at
             if each.until is not None and each.until <= self.at
         )
-
-
-def _evictable(use: AttributedUse) -> bool:
-    """Return whether a borrower may be evicted: not one that was told the larger limit of another container."""
-    return not spared(use.pod) and use.told_mib == use.allowed_mib
 
 
 def _amounts(

@@ -176,9 +176,9 @@ class Ring:
     first. Containers for which there is no room are left out and counted.
     """
 
-    def __init__(self, *, step_s: float = STEP_S, steps: int = STEPS, room: int = ROOM) -> None:
+    def __init__(self, *, steps: int = STEPS, room: int = ROOM) -> None:
         """Begin empty. Memory is taken as containers come, for at most `room` of them."""
-        self.step_s = step_s
+        self.step_s = STEP_S
         self._count = steps
         self._at = 0.0
         self._steps = range(0)

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from gpu_device_plugin.features.limits.rules.limit_grants import ExtraGrant, LimitPlan, Part
-from gpu_device_plugin.features.limits.settings import LimitSettings
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SCHEDULE_LABEL, SET_LIMITS_LABEL
 from gpu_device_plugin.model.gpus import Gpu
 from gpu_device_plugin.model.limits import AUTO, LIMITS, Enforcement, GpuEnforcement, LimitMeans, numbered
@@ -19,7 +18,6 @@ from gpu_device_plugin.node.rules.container_grants import Grant
 
 if TYPE_CHECKING:
     from gpu_device_plugin.model.nodes import NodeRecord
-    from gpu_device_plugin.settings.node import NodeSettings
 
 
 Lacks: TypeAlias = "Mapping[Enforcement, Callable[[Gpu], str]]"
@@ -89,11 +87,6 @@ def asked_enforcement(labels: Mapping[str, str], setting: str) -> Enforcement | 
     """Return the weakest means that a node's labels, or else the setting `limits`, accept; None: any."""
     accepted = wanted_enforcement(setting if setting in set(Enforcement) else AUTO, labels).enforcements
     return accepted[-1] if accepted else None
-
-
-def asked_here(labels: Mapping[str, str], settings: NodeSettings) -> Enforcement | None:
-    """Return the same for a node with these settings."""
-    return asked_enforcement(labels, settings.of(LimitSettings).limits)
 
 
 def asked_of(node: NodeRecord, by_profile: Mapping[str, str]) -> Enforcement | None:

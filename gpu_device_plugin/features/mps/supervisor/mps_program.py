@@ -12,9 +12,9 @@ from typing import NoReturn
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.waiting import wait_within
+from gpu_device_plugin.features.mps import MpsSupervisorSettings
 from gpu_device_plugin.features.mps.contract import MPS_FILES, SHM_DIRECTORY, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_daemon import QUIT_S
-from gpu_device_plugin.features.mps.settings import MpsSupervisorSettings
 from gpu_device_plugin.features.mps.supervisor.gpu import TIMINGS, GpuKeeper, MpsTimings
 from gpu_device_plugin.features.mps.supervisor.nvidia import Nvidia
 from gpu_device_plugin.features.mps.supervisor.places import Places, open_directory, share

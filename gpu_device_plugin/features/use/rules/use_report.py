@@ -58,11 +58,6 @@ def longest_pause_s(interval_s: float) -> float:
     return max(FRESH_S, 3 * interval_s)
 
 
-def fresh(reading: UseReading, now: float, interval_s: float) -> bool:
-    """Whether the figures of a reading still are the present ones, at `now` (monotonic seconds)."""
-    return now - reading.at <= longest_pause_s(interval_s)
-
-
 def names(before: Names, holders: Iterable[ContainerGpus], reading: UseReading) -> Names:
     """Return the names of the pods that hold or use GPUs; a name that the API no longer tells is one `before` told.
 

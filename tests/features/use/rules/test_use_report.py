@@ -19,7 +19,7 @@ from gpu_device_plugin.features.use.rules.use_report import (
     SELDOM_S,
     SOON_S,
     due_in_s,
-    fresh,
+    longest_pause_s,
     names,
     node_use,
 )
@@ -180,7 +180,7 @@ def test_a_pod_that_the_api_has_deleted_keeps_its_name_while_it_holds_a_gpu() ->
     ("age_s", "interval_s", "is_fresh"), [(FRESH_S, 1.0, True), (61.0, 15.0, False), (61.0, 30.0, True)]
 )
 def test_figures_are_of_the_present_for_some_intervals(age_s: float, interval_s: float, *, is_fresh: bool) -> None:
-    assert fresh(UseReading(at=100.0), 100.0 + age_s, interval_s) is is_fresh
+    assert (age_s <= longest_pause_s(interval_s)) is is_fresh
 
 
 # --- The annotation ---------------------------------------------------------------------------------------------------

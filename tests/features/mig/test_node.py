@@ -1,6 +1,6 @@
 """The MIG instances of containers, and those that were destroyed."""
 
-from gpu_device_plugin.features.mig.rules import instances_by_pod, stranded
+from gpu_device_plugin.features.mig.node import instances_by_pod, stranded
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.pods import Pod
@@ -41,6 +41,3 @@ def test_a_pod_holds_the_whole_instances_of_all_its_containers() -> None:
     ]
     assert instances_by_pod(allocations) == {"uid-a": {"main": {"MIG-0-0", "MIG-1-0"}, "side": {"MIG-0-1"}}}
     assert instances_by_pod([]) == {}
-
-
-# --- The annotation of pods

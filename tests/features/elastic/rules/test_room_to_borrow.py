@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_device_plugin.features.elastic.room_to_borrow import with_room_to_borrow
+from gpu_device_plugin.features.elastic.rules.promising import with_room_to_borrow
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.fitting import Fit, fit
