@@ -2,7 +2,7 @@
 
 from gpu_device_plugin.feature_list import FeatureSpec, settings_of
 from gpu_device_plugin.features.capacity import CapacitySettings
-from gpu_device_plugin.features.idle.settings import IdleActionSettings
+from gpu_device_plugin.features.idle import IdleActionSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 
 EXTENDER_FEATURES: tuple[FeatureSpec, ...] = (

@@ -7,7 +7,7 @@ from gpu_device_plugin.features.cordon import CordonSettings
 from gpu_device_plugin.features.elastic import ElasticSettings
 from gpu_device_plugin.features.eviction import EvictionSettings, GpuFailureSettings
 from gpu_device_plugin.features.history import HistorySettings
-from gpu_device_plugin.features.idle.settings import IdleSettings
+from gpu_device_plugin.features.idle import IdleSettings
 from gpu_device_plugin.features.limits import LimitSettings
 from gpu_device_plugin.features.mps import MpsSettings
 from gpu_device_plugin.features.over_use import OverUseSettings

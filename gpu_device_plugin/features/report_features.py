@@ -17,7 +17,7 @@ from gpu_device_plugin.features.elastic.report import borrowing, resizes, unread
 from gpu_device_plugin.features.history.contract import NodeHistory
 from gpu_device_plugin.features.history.rules.gpu_condition import condition_here, condition_seen
 from gpu_device_plugin.features.history.rules.slowness import histories_of, slowness
-from gpu_device_plugin.features.idle.settings import IdleActionSettings
+from gpu_device_plugin.features.idle import IdleActionSettings
 from gpu_device_plugin.features.limits.report import held, limits, limits_here, limits_of_gpu, not_held_states
 from gpu_device_plugin.features.mig.report import asks_for_several, held_instances, instance_facts, mig
 from gpu_device_plugin.features.mps.report import supervisor, supervisors

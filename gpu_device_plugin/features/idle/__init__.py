@@ -1,1 +1,48 @@
-"""Finds pods that leave their GPUs idle, says since when, and decides what becomes of them."""
+"""The settings of idle pods, of the agent and of the extender."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpu_device_plugin.features.use import UseSettings
+from gpu_device_plugin.settings.forms import duration, number
+from gpu_device_plugin.settings.knobs import Settings, SettingsError, knob
+
+
+class IdleSettings(UseSettings):
+    """When a pod leaves its GPUs idle."""
+
+    idle_after_s: float = knob(
+        "0s",
+        duration(zero=True),
+        "How long a pod must leave its GPUs idle, in every reading, before that is told (metric, Event, annotation). "
+        "0s: never.",
+        live=True,
+    )
+    idle_below: int = knob(
+        "1",
+        number(0, 100),
+        "The most percent of the multiprocessors' time that an idle container uses.",
+        live=True,
+    )
+
+    def _contradictions(self) -> Iterator[SettingsError]:
+        yield from super()._contradictions()
+        if self.idle_after_s and not self.usage_interval_s:
+            yield SettingsError(
+                "idle pods are found by the use of their GPUs, which usage_interval=0s forbids to read; give an "
+                "interval, or set idle_after to 0s",
+                ("idle_after", "usage_interval"),
+            )
+
+
+class IdleActionSettings(Settings):
+    """What is done with pods that leave their GPUs idle."""
+
+    idle_warning_s: float = knob(
+        "10m",
+        duration(zero=True),
+        "How long a pod that leaves its GPUs idle is warned before it is evicted or its workload scaled to zero, where "
+        "the annotation gpu-device-plugin/when-idle of the pod or its namespace says so.",
+        live=True,
+    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
+from gpu_device_plugin.features.idle import IdleSettings
 from gpu_device_plugin.features.idle.rules import Idleness
-from gpu_device_plugin.features.idle.settings import IdleSettings
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.features.use.rules.process_use import UseReading
 from gpu_device_plugin.features.use.rules.use_report import longest_pause_s

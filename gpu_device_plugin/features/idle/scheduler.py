@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.features.idle import IdleActionSettings
 from gpu_device_plugin.features.idle.rules import (
     IdlePod,
     Warned,
@@ -20,7 +21,6 @@ from gpu_device_plugin.features.idle.rules import (
     warned_after,
     warning,
 )
-from gpu_device_plugin.features.idle.settings import IdleActionSettings
 from gpu_device_plugin.kubernetes.client.errors import ApiError, ConflictError, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.objects.decoding import NAMESPACES, read_metadata
 from gpu_device_plugin.kubernetes.writers.events import EventSubject
