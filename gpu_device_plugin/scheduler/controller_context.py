@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from gpu_device_plugin.feature_list import FeatureList
 from gpu_device_plugin.kubernetes.client.api_client import Client, Timing
 from gpu_device_plugin.kubernetes.lease import LeaseTiming
 from gpu_device_plugin.kubernetes.reflector import ReflectorTiming
@@ -15,7 +16,7 @@ from gpu_device_plugin.kubernetes.writers.events import EventWriter
 from gpu_device_plugin.metrics import Metrics
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.scheduler.cluster_state import Fleet
-from gpu_device_plugin.scheduler.extension import SchedulerFeatures
+from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
 from gpu_device_plugin.settings.extender import ExtenderSettings
 
@@ -78,7 +79,7 @@ class ControllerContext:
     """Returns monotonic seconds."""
     wall: Callable[[], float] = time.time
     """Returns seconds since the epoch."""
-    features: SchedulerFeatures = field(default_factory=SchedulerFeatures)
+    features: FeatureList[SchedulerFeature] = field(default_factory=FeatureList)
     """Those made so far, the ones before it in the list; a feature may need only those that the list says."""
     refused: Callable[[str], bool] = lambda _uid: False
     """Returns whether no node that kube-scheduler has named last for a pod, by UID, had room for it."""

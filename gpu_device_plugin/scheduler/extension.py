@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from gpu_device_plugin.feature_list import FeatureList
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.scheduler.leader_tasks import LeaderStep
@@ -148,52 +147,4 @@ class SchedulerFeature:
 
     def measured(self, metrics: ExtenderMetrics) -> ExtenderMetrics:
         """Return the state for the gauges with what the feature knows. Called for each scrape."""
-        return metrics
-
-
-class SchedulerFeatures(FeatureList[SchedulerFeature]):
-    """The features of an extender, in their order."""
-
-    def read_pod(self, pod: Pod, raw: Raw) -> Pod:
-        """Return a pod with what all features need of its JSON."""
-        for feature in self:
-            pod = feature.read_pod(pod, raw)
-        return pod
-
-    def reserved(self, pod: Pod, asked: GpuRequest, nodes: Sequence[str]) -> Reserved | None:
-        """Return the room that is held for a pod on one of these nodes."""
-        found = (feature.reserved(pod, asked, nodes) for feature in self)
-        return next((reserved for reserved in found if reserved is not None), None)
-
-    def retry(
-        self, pod: Pod, asked: GpuRequest, placing: Placing, sample: Sequence[str]
-    ) -> tuple[str, WaitingReason] | None:
-        """Return why kube-scheduler should retry a pod that has no room in a sample of the nodes."""
-        found = (feature.retry(pod, asked, placing, sample) for feature in self)
-        return next((again for again in found if again is not None), None)
-
-    def victims(
-        self, pod: Pod, asked: GpuRequest, requests: Mapping[str, int] | None, proposals: Proposals
-    ) -> Iterable[tuple[Candidate, frozenset[str]]] | None:
-        """Return the nodes on which evicting helps a pod, with the uids of the pods to evict; None: no opinion."""
-        found = (feature.victims(pod, asked, requests, proposals) for feature in self)
-        return next((chosen for chosen in found if chosen is not None), None)
-
-    def prefer(self, fit: Fit, asked: GpuRequest, node: Candidate, pod: Pod) -> Fit:
-        """Return where a pod goes on a node, as all features prefer it."""
-        for feature in self:
-            fit = feature.prefer(fit, asked, node, pod)
-        return fit
-
-    async def before_bind(self, node: str, pod: object) -> str:
-        """Return why a pod must not be bound to a node, an empty text if it may be. Never raises."""
-        for feature in self:
-            if why := await feature.before_bind(node, pod):
-                return why
-        return ""
-
-    def measured(self, metrics: ExtenderMetrics) -> ExtenderMetrics:
-        """Return the state for the gauges with what all features know."""
-        for feature in self:
-            metrics = feature.measured(metrics)
         return metrics
