@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NoReturn
 
+from gpu_device_plugin.kubernetes.client.api_client import LATEST_COMMIT_S
 from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.kubernetes.writers.binder import BindError, PodRef
 from gpu_device_plugin.model.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION, MEMORY_HELD
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S, ControllerContext
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
 from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure

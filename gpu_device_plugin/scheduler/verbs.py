@@ -242,10 +242,6 @@ class Verbs:
                 return next((name for name in names if name in soon and unfit(asked, soon[name], packer) is None), None)
         return None
 
-    def _scores(self, pod: Pod, asked: GpuRequest, nodes: Sequence[str]) -> Sequence[int]:
-        settings = self._context.settings()
-        return self._evaluator.scores(asked, nodes, settings.node_policy, settings.gpu_policy, pod.amounts)
-
     def prioritize(self, body: bytes) -> bytes:
         """Return the scores of nodes for a pod, in their order; 0 where it does not fit."""
         names: Sequence[str] = ()
@@ -255,7 +251,7 @@ class Verbs:
             names = args.names
             pod, asked = self._asked(args.pod)
             if not isinstance(asked, Impossible):
-                scores = self._scores(pod, asked, names)
+                scores = self._context.scores(pod, asked, names)
         except _NO_ANSWER as error:
             self._unanswered("prioritize", error)
         return wire.priorities(list(map(wire.HostPriority, names, scores)))

@@ -13,6 +13,7 @@ from gpu_device_plugin.aio.turns import in_turns
 from gpu_device_plugin.features.elastic.contract import Allowance
 from gpu_device_plugin.features.elastic.room_to_borrow import RoomToBorrow
 from gpu_device_plugin.features.elastic.rules.promising import Outcome, decides, resize, wants_more
+from gpu_device_plugin.kubernetes.client.api_client import LATEST_COMMIT_S
 from gpu_device_plugin.kubernetes.client.errors import (
     ApiError,
     ConflictError,
@@ -25,7 +26,7 @@ from gpu_device_plugin.kubernetes.writers.binder import PodRef
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, PLACES
 from gpu_device_plugin.model.contract.reservations import write_answer
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S, ControllerContext
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
 from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.leader_tasks import LeaderStep
 from gpu_device_plugin.scheduler.rules.usage import NO_GROWTH
