@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from gpu_device_plugin.settings.knobs import Settings
 
@@ -13,6 +13,8 @@ S = TypeVar("S", bound=Settings)
 
 F = TypeVar("F")
 K = TypeVar("K")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,12 @@ class FeatureList(Generic[F]):
 
     def __init__(self, *features: F) -> None:
         self._features = list(features)
+        self._at: dict[Any, Sequence[Callable[..., Any]]] = {}
 
     def add(self, feature: F) -> None:
         """Append a feature."""
         self._features.append(feature)
+        self._at.clear()
 
     def make(self, specs: Iterable[FeatureSpec], context: Any, *, api: bool = True) -> None:
         """Append features, each made with `context`, but those that need an API or a feature that is not there."""
@@ -50,6 +54,27 @@ class FeatureList(Generic[F]):
 
     def __iter__(self) -> Iterator[F]:
         return iter(self._features)
+
+    def at(self, point: Callable[Concatenate[F, P], R]) -> Sequence[Callable[P, R]]:
+        """Return what the features do at a point, a method of their base class; most do nothing at most points."""
+        found = self._at.get(point)
+        if found is None:
+            name = point.__name__
+            found = [getattr(each, name) for each in self._features if getattr(type(each), name) is not point]
+            self._at[point] = found
+        return found
+
+    def each(self, point: Callable[Concatenate[F, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Do what the features do at a point."""
+        for act in self.at(point):
+            act(*args, **kwargs)
+
+    def first(self, point: Callable[Concatenate[F, P], R | None], *args: P.args, **kwargs: P.kwargs) -> R | None:
+        """Return the first result at a point that is not None."""
+        for answer in self.at(point):
+            if (result := answer(*args, **kwargs)) is not None:
+                return result
+        return None
 
     def get(self, kind: type[K]) -> K | None:
         """Return the feature of a kind, if the program has it."""

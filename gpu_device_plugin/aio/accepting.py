@@ -8,7 +8,6 @@ import logging
 import socket
 import struct
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from aiohttp.web_protocol import RequestHandler
@@ -31,7 +30,6 @@ _AT_ONCE = 32
 """Connections that are accepted in a row before the event loop handles requests again."""
 _WITHOUT_FILES_S = 1.0
 """How long to accept none after the system has run out of file descriptors."""
-_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with timeout 0: closing sends a reset at once, and the kernel keeps no state of the connection."""
 
@@ -47,8 +45,8 @@ class Accepting(Server):
         limits: Limits | None,
         tls: ssl.SSLContext | None,
         handshake_within_s: float,
-        handshakes_only: bool = False,
-        headers: Mapping[str, str] = _NO_HEADERS,
+        handshakes_only: bool,
+        headers: Mapping[str, str],
         **more: Any,
     ) -> None:
         """Accept from now on, until `stop`.

@@ -210,8 +210,7 @@ class Features(FeatureList[NodeFeature]):
 
     def means(self, shares: Shares, cgroup: int | None, labels: Mapping[str, str]) -> LimitMeans:
         """Return the first feature's choice of what keeps containers within their parts; of none, if there is none."""
-        chosen = (feature.means(shares, cgroup, labels) for feature in self._features)
-        return next((means for means in chosen if means is not None), LimitMeans())
+        return self.first(NodeFeature.means, shares, cgroup, labels) or LimitMeans()
 
     def mounts(self, owner: GrantOwner, device_ids: Sequence[str]) -> tuple[Mount, ...]:
         """Return the mounts that the features add."""

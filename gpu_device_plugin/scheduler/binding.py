@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NoReturn
 
+from gpu_device_plugin.kubernetes.client.api_client import LATEST_COMMIT_S
 from gpu_device_plugin.kubernetes.client.errors import ApiError, NotFoundError
 from gpu_device_plugin.kubernetes.writers.binder import BindError, PodRef
 from gpu_device_plugin.model.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION, MEMORY_HELD
 from gpu_device_plugin.model.pods import Pod
-from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S, ControllerContext
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
+from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
 from gpu_device_plugin.scheduler.rules.fitting import Fit, by_claims, fit
@@ -118,7 +120,7 @@ class Binding:
         there = self._context.fleet.candidates.get(node)
         if there is None:
             return f"node {node} is not known to the GPU scheduler"
-        if (reserved := self._context.features.reserved(pod, asked, (node,))) is not None:
+        if (reserved := self._context.features.first(SchedulerFeature.reserved, pod, asked, (node,))) is not None:
             there = reserved.node
         if by_claims(asked, there):
             return await self._without_promise(asked, pod, ref, there)
@@ -181,7 +183,9 @@ class Binding:
         found = fit(asked, node, self._context.settings().gpu_policy, self._context.evaluator.ranks(node, pod.amounts))
         if isinstance(found, FilterFailure):
             return found
-        return self._context.features.prefer(found, asked, node, pod)
+        for prefer in self._context.features.at(SchedulerFeature.prefer):
+            found = prefer(found, asked, node, pod)
+        return found
 
     async def _claimed(self, pod: Pod, ref: PodRef, node: str, promised: Mapping[str, str], wait_s: float = 0.0) -> str:
         # No await between the choice and this line: the next request finds the GPU claimed.
@@ -190,8 +194,9 @@ class Binding:
         again = ref.uid in self._doubts
         sent = False
         try:
-            if why := await self._context.features.before_bind(node, ref):
-                return why
+            for prepare in self._context.features.at(SchedulerFeature.before_bind):
+                if why := await prepare(node, ref):
+                    return why
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
             sent = True

@@ -16,6 +16,7 @@ from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.scheduler.controller_context import ControllerContext
+from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 
@@ -86,7 +87,9 @@ class ClusterFollower:
                 "ignoring invalid limits of a pod", extra={"pod": f"{pod.namespace}/{pod.name}", "why": ignored[0]}
             )
         if pod.containers or is_stand_in(pod):
-            return self._context.features.read_pod(pod, raw)
+            for read in self._context.features.at(SchedulerFeature.read_pod):
+                pod = read(pod, raw)
+            return pod
         return self._pod_reader.read_other(raw)
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
@@ -99,8 +102,7 @@ class ClusterFollower:
             self._context.fleet.put_other(pod)
             return
         self._context.fleet.put_pod(pod, self._context.clock())
-        for feature in self._context.features:
-            feature.put_pod(pod)
+        self._context.features.each(SchedulerFeature.put_pod, pod)
 
     def remove_pod(self, pod: Pod | OtherPod) -> None:
         """Remove a pod, given its last state."""
@@ -108,8 +110,7 @@ class ClusterFollower:
             self._context.fleet.remove_other(pod)
             return
         self._context.fleet.remove_pod(pod, self._context.clock())
-        for feature in self._context.features:
-            feature.remove_pod(pod.uid)
+        self._context.features.each(SchedulerFeature.remove_pod, pod.uid)
 
     def replace_pods(self, pods: Sequence[Pod | OtherPod]) -> None:
         """Replace all pods."""
@@ -118,8 +119,7 @@ class ClusterFollower:
             self._bound(each)
         there = {pod.uid: pod for pod in pods if isinstance(pod, Pod)}
         self._context.fleet.replace_pods(tuple(there.values()), self._context.clock())
-        for feature in self._context.features:
-            feature.kept_pods(there)
+        self._context.features.each(SchedulerFeature.kept_pods, there)
         self._context.fleet.replace_others(each for each in pods if isinstance(each, OtherPod))
 
     def _comes(self, pod: Pod | OtherPod) -> bool:
@@ -133,8 +133,7 @@ class ClusterFollower:
         return bool(pod.node_name) and not pod.deleting and (entry is None or not entry.seen)
 
     def _bound(self, pod: Pod | OtherPod) -> None:
-        for feature in self._context.features:
-            feature.bound(pod)
+        self._context.features.each(SchedulerFeature.bound, pod)
 
     # --- Nodes --------------------------------------------------------------------------------------------------------
 
@@ -146,8 +145,7 @@ class ClusterFollower:
             self._links.clear()
         gpus = gpus_of_node(node.annotations, node.labels, memory, count, self._links)
         self._context.fleet.put_node(node.name, gpus, node.cpu_and_memory)
-        for feature in self._context.features:
-            feature.put_node(node)
+        self._context.features.each(SchedulerFeature.put_node, node)
 
     def remove_node(self, node: NodeRecord) -> None:
         """Forget a node."""
@@ -164,8 +162,7 @@ class ClusterFollower:
     def _forget(self, name: str) -> None:
         self._nodes.pop(name, None)
         self._context.fleet.remove_node(name)
-        for feature in self._context.features:
-            feature.remove_node(name)
+        self._context.features.each(SchedulerFeature.remove_node, name)
 
 
 def is_stand_in(pod: Pod) -> bool:

@@ -7,20 +7,20 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from gpu_device_plugin.feature_list import FeatureList
 from gpu_device_plugin.kubernetes.client.api_client import Client, Timing
 from gpu_device_plugin.kubernetes.lease import LeaseTiming
 from gpu_device_plugin.kubernetes.reflector import ReflectorTiming
 from gpu_device_plugin.kubernetes.writers.binder import Binder, BinderTiming
 from gpu_device_plugin.kubernetes.writers.events import EventWriter
 from gpu_device_plugin.metrics import Metrics
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.scheduler.cluster_state import Fleet
-from gpu_device_plugin.scheduler.extension import SchedulerFeatures
+from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 from gpu_device_plugin.settings.extender import ExtenderSettings
-
-LATEST_COMMIT_S = 60.0
-"""A request may take effect until this long after we gave up on it: kube-apiserver's default request timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class ControllerContext:
     """Returns monotonic seconds."""
     wall: Callable[[], float] = time.time
     """Returns seconds since the epoch."""
-    features: SchedulerFeatures = field(default_factory=SchedulerFeatures)
+    features: FeatureList[SchedulerFeature] = field(default_factory=FeatureList)
     """Those made so far, the ones before it in the list; a feature may need only those that the list says."""
     refused: Callable[[str], bool] = lambda _uid: False
     """Returns whether no node that kube-scheduler has named last for a pod, by UID, had room for it."""
@@ -96,3 +96,8 @@ class ControllerContext:
     def evaluator(self) -> NodeEvaluator:
         """What judges nodes for all parts, which share its results."""
         return NodeEvaluator(self.fleet.now)
+
+    def scores(self, pod: Pod, asked: GpuRequest, nodes: Sequence[str]) -> Sequence[int]:
+        """Return the score of a pod for each of these nodes, by the policies in force; see `NodeEvaluator.scores`."""
+        settings = self.settings()
+        return self.evaluator.scores(asked, nodes, settings.node_policy, settings.gpu_policy, pod.amounts)

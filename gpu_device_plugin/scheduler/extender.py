@@ -33,6 +33,7 @@ from gpu_device_plugin.scheduler.cluster_follower import ClusterFollower
 from gpu_device_plugin.scheduler.cluster_state import Fleet, FleetEntry
 from gpu_device_plugin.scheduler.controller_context import DEFAULT_TIMINGS, ControllerContext, ExtenderTimings
 from gpu_device_plugin.scheduler.extender_routes import ExtenderRoutes
+from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.leader_tasks import LeaderTasks
 from gpu_device_plugin.scheduler.leadership import Readiness, Watches
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
@@ -127,8 +128,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         self.unready = self.readiness.unready
         """Returns why this extender is not ready to answer the scheduler; empty if it is."""
         catch_up = partial(self._pods.caught_up, timings.catch_up_s)
-        rankers = (feature.ranker() for feature in self.features)
-        context.evaluator.ranker = next((ranker for ranker in rankers if ranker is not None), None)
+        context.evaluator.ranker = self.features.first(SchedulerFeature.ranker)
         steps = [step for feature in self.features for step in feature.leader_steps()]
         self._leader_tasks = LeaderTasks(self.readiness.active_term, self.readiness.catch_up, steps)
         current = Freshness(catch_up, context.clock, lambda: self.readiness.term)
@@ -184,8 +184,8 @@ class Extender(ReloadingProgram[ExtenderSettings]):
                     # Bindings in progress end before the lease is released: the next leader lists pods before it binds,
                     # and would miss a binding still in flight.
                     self.readiness.shutting_down = True
-                    for feature in self.features:
-                        await feature.finished()
+                    for finished in self.features.at(SchedulerFeature.finished):
+                        await finished()
                     await servers.aclose()
 
     async def _serve(
@@ -250,7 +250,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
 
     def state(self) -> ExtenderMetrics:
         """Return the state that the metrics export."""
-        known = ExtenderMetrics(
+        state = ExtenderMetrics(
             leader=self.readiness.leading,
             pods=sum(not entry.held_for for entry in self.fleet.entries.values()),
             pending=len(self.fleet.pending),
@@ -265,4 +265,6 @@ class Extender(ReloadingProgram[ExtenderSettings]):
             # Of GPUs that kube-scheduler allocates we do not know which are in use.
             nodes=[node for node in self.fleet.candidates.values() if not node.gpus.claims],
         )
-        return self.features.measured(known)
+        for measured in self.features.at(SchedulerFeature.measured):
+            state = measured(state)
+        return state

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from gpu_device_plugin.feature_list import FeatureList
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.scheduler.leader_tasks import LeaderStep
@@ -56,7 +55,7 @@ class SchedulerFeature:
         """Return the annotations and labels of nodes that the feature reads; None: all. Asked once."""
         return frozenset()
 
-    def read_pod(self, pod: Pod, raw: Raw) -> Pod:  # noqa: ARG002
+    def read_pod(self, pod: Pod, raw: Raw) -> Pod:
         """Return a pod with what the feature needs of its JSON, before it is put anywhere."""
         return pod
 
@@ -84,7 +83,7 @@ class SchedulerFeature:
         """Return what scores nodes by the policy `fit`. Asked once; the first counts."""
         return None
 
-    def reserved(self, pod: Pod, asked: GpuRequest, nodes: Sequence[str]) -> Reserved | None:  # noqa: ARG002
+    def reserved(self, pod: Pod, asked: GpuRequest, nodes: Sequence[str]) -> Reserved | None:
         """Return the room that is held for a pod on one of these nodes: it may go nowhere else. The first counts."""
         return None
 
@@ -92,11 +91,7 @@ class SchedulerFeature:
         """Learn that kube-scheduler names these nodes for a pod with these constraints (`wire.Placing`)."""
 
     def retry(
-        self,
-        pod: Pod,  # noqa: ARG002
-        asked: GpuRequest,  # noqa: ARG002
-        placing: Placing,  # noqa: ARG002
-        sample: Sequence[str],  # noqa: ARG002
+        self, pod: Pod, asked: GpuRequest, placing: Placing, sample: Sequence[str]
     ) -> tuple[str, WaitingReason] | None:
         """Return why kube-scheduler should retry a pod that has no room in a sample of the nodes; None: no reason.
 
@@ -108,11 +103,7 @@ class SchedulerFeature:
         """Learn that a pod was refused by all nodes that kube-scheduler named, and is not to be retried."""
 
     def victims(
-        self,
-        pod: Pod,  # noqa: ARG002
-        asked: GpuRequest,  # noqa: ARG002
-        requests: Mapping[str, int] | None,  # noqa: ARG002
-        proposals: Proposals,  # noqa: ARG002
+        self, pod: Pod, asked: GpuRequest, requests: Mapping[str, int] | None, proposals: Proposals
     ) -> Iterable[tuple[Candidate, frozenset[str]]] | None:
         """Return the nodes on which evicting helps a pod, with the uids of the pods to evict; None: no opinion.
 
@@ -122,11 +113,11 @@ class SchedulerFeature:
 
     # --- Binding ------------------------------------------------------------------------------------------------------
 
-    def prefer(self, fit: Fit, asked: GpuRequest, node: Candidate, pod: Pod) -> Fit:  # noqa: ARG002
+    def prefer(self, fit: Fit, asked: GpuRequest, node: Candidate, pod: Pod) -> Fit:
         """Return where a pod goes on a node, which may be equally good GPUs in place of these."""
         return fit
 
-    async def before_bind(self, node: str, pod: object) -> str:  # noqa: ARG002
+    async def before_bind(self, node: str, pod: object) -> str:
         """Do what has to be done before a pod is bound that the fleet counts on a node; return why it must not be.
 
         Also awaited before a pod's promise grows. `pod` as a text is its name. Never raises.
@@ -148,52 +139,4 @@ class SchedulerFeature:
 
     def measured(self, metrics: ExtenderMetrics) -> ExtenderMetrics:
         """Return the state for the gauges with what the feature knows. Called for each scrape."""
-        return metrics
-
-
-class SchedulerFeatures(FeatureList[SchedulerFeature]):
-    """The features of an extender, in their order."""
-
-    def read_pod(self, pod: Pod, raw: Raw) -> Pod:
-        """Return a pod with what all features need of its JSON."""
-        for feature in self:
-            pod = feature.read_pod(pod, raw)
-        return pod
-
-    def reserved(self, pod: Pod, asked: GpuRequest, nodes: Sequence[str]) -> Reserved | None:
-        """Return the room that is held for a pod on one of these nodes."""
-        found = (feature.reserved(pod, asked, nodes) for feature in self)
-        return next((reserved for reserved in found if reserved is not None), None)
-
-    def retry(
-        self, pod: Pod, asked: GpuRequest, placing: Placing, sample: Sequence[str]
-    ) -> tuple[str, WaitingReason] | None:
-        """Return why kube-scheduler should retry a pod that has no room in a sample of the nodes."""
-        found = (feature.retry(pod, asked, placing, sample) for feature in self)
-        return next((again for again in found if again is not None), None)
-
-    def victims(
-        self, pod: Pod, asked: GpuRequest, requests: Mapping[str, int] | None, proposals: Proposals
-    ) -> Iterable[tuple[Candidate, frozenset[str]]] | None:
-        """Return the nodes on which evicting helps a pod, with the uids of the pods to evict; None: no opinion."""
-        found = (feature.victims(pod, asked, requests, proposals) for feature in self)
-        return next((chosen for chosen in found if chosen is not None), None)
-
-    def prefer(self, fit: Fit, asked: GpuRequest, node: Candidate, pod: Pod) -> Fit:
-        """Return where a pod goes on a node, as all features prefer it."""
-        for feature in self:
-            fit = feature.prefer(fit, asked, node, pod)
-        return fit
-
-    async def before_bind(self, node: str, pod: object) -> str:
-        """Return why a pod must not be bound to a node, an empty text if it may be. Never raises."""
-        for feature in self:
-            if why := await feature.before_bind(node, pod):
-                return why
-        return ""
-
-    def measured(self, metrics: ExtenderMetrics) -> ExtenderMetrics:
-        """Return the state for the gauges with what all features know."""
-        for feature in self:
-            metrics = feature.measured(metrics)
         return metrics

@@ -19,7 +19,7 @@ from gpu_device_plugin.model.times import epoch_s
 from gpu_device_plugin.scheduler import wire
 from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.scheduler.controller_context import ControllerContext
-from gpu_device_plugin.scheduler.extension import Proposals
+from gpu_device_plugin.scheduler.extension import Proposals, SchedulerFeature
 from gpu_device_plugin.scheduler.node_evaluator import UNKNOWN
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.fitting import unfit
@@ -125,6 +125,7 @@ class Verbs:
         self._pods = PodReader(names, READ_ON_PODS.__contains__, sums=True, every=True, owners=True)
         self.waiting = WaitingObserved(fleet, self._context.wall)
         self._evaluator = self._context.evaluator
+        self._features = self._context.features
 
     def filter(self, body: bytes) -> bytes:
         """Return the nodes that a pod may go to, and for each other node the reason against it.
@@ -139,8 +140,7 @@ class Verbs:
             placing = wire.read_placing(args.pod)
         except _NO_ANSWER as error:
             return wire.filter_error(str(error))
-        for feature in self._context.features:
-            feature.sampled(pod.uid, placing.constraints, args.names)
+        self._features.each(SchedulerFeature.sampled, pod.uid, placing.constraints, args.names)
         passed: list[str] = []
         failed: dict[str, str] = {}
         unresolvable: dict[str, str] = {}
@@ -174,7 +174,7 @@ class Verbs:
         if claim is not None and claim.claimed:
             # Its binding got no answer. Its own claim takes the room on that node, and it must not go to another.
             return claim.node
-        reserved = self._context.features.reserved(pod, asked, names)
+        reserved = self._features.first(SchedulerFeature.reserved, pod, asked, names)
         return None if reserved is None else reserved.node.name
 
     def _refused(
@@ -186,8 +186,7 @@ class Verbs:
         nodes in another order each time, and retry the pod at once because of that change. The node that is nominated
         stays resolvable: the pod waits for those that were evicted there, and has no others evicted meanwhile.
         """
-        for feature in self._context.features:
-            feature.refused(pod, placing)
+        self._features.each(SchedulerFeature.refused, pod, placing)
         awaited = {name: why for name, why in failed.items() if name == placing.nominated_node}
         final |= {name: why for name, why in failed.items() if name != placing.nominated_node}
         return wire.filter_result(args, [], awaited, final)
@@ -205,7 +204,7 @@ class Verbs:
             self.waiting.filtered(pod.uid, WaitingReason.FITS)
             return _ELSEWHERE
         sampled = len(names) >= wire.SMALLEST_SAMPLE
-        if sampled and (again := self._context.features.retry(pod, asked, placing, names)) is not None:
+        if sampled and (again := self._features.first(SchedulerFeature.retry, pod, asked, placing, names)):
             why_again, reason = again
             self.waiting.filtered(pod.uid, reason)
             return why_again
@@ -243,10 +242,6 @@ class Verbs:
                 return next((name for name in names if name in soon and unfit(asked, soon[name], packer) is None), None)
         return None
 
-    def _scores(self, pod: Pod, asked: GpuRequest, nodes: Sequence[str]) -> Sequence[int]:
-        settings = self._context.settings()
-        return self._evaluator.scores(asked, nodes, settings.node_policy, settings.gpu_policy, pod.amounts)
-
     def prioritize(self, body: bytes) -> bytes:
         """Return the scores of nodes for a pod, in their order; 0 where it does not fit."""
         names: Sequence[str] = ()
@@ -256,7 +251,7 @@ class Verbs:
             names = args.names
             pod, asked = self._asked(args.pod)
             if not isinstance(asked, Impossible):
-                scores = self._scores(pod, asked, names)
+                scores = self._context.scores(pod, asked, names)
         except _NO_ANSWER as error:
             self._unanswered("prioritize", error)
         return wire.priorities(list(map(wire.HostPriority, names, scores)))
@@ -281,7 +276,7 @@ class Verbs:
         )
         chosen: dict[str, wire.Victims] = {}
         requests = pod.requests if wire.fits_by_requests_alone(raw) else None
-        helpful = self._context.features.victims(pod, asked, requests, there)
+        helpful = self._features.first(SchedulerFeature.victims, pod, asked, requests, there)
         for node, found in _as_proposed(asked, there) if helpful is None else helpful:
             victims = proposed[node.name]
             kept = [uid for uid in victims.uids if uid in found]

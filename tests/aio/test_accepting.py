@@ -26,7 +26,7 @@ async def hello(_request: BaseRequest) -> Response:
 
 
 def accepting(listening: socket.socket, tls: ssl.SSLContext | None = None) -> Accepting:
-    return Accepting(hello, listening, limits=LIMITS, tls=tls, handshake_within_s=60)
+    return Accepting(hello, listening, limits=LIMITS, tls=tls, handshake_within_s=60, handshakes_only=False, headers={})
 
 
 async def until_nothing_is_left(server: Accepting) -> None:

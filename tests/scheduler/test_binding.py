@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from gpu_device_plugin.kubernetes.client.api_client import LATEST_COMMIT_S
 from gpu_device_plugin.kubernetes.client.errors import Call, NotFoundError, UnavailableError
 from gpu_device_plugin.kubernetes.writers.binder import BindError, InDoubtError, PodRef
 from gpu_device_plugin.model.contract.keys import ALLOCATION, IDX
 from gpu_device_plugin.model.contract.nodegpus import BY_CLAIMS, ListedGpu, NodeGpus
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.scheduler.cluster_state import Fleet
-from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S
 from tests.names import COUNT, MEM
 from tests.patience import eventually
 from tests.resources import RESOURCES

@@ -14,14 +14,13 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from gpu_device_plugin.kubernetes.client.answers import ApiAnswer
-from gpu_device_plugin.kubernetes.client.api_client import Client
+from gpu_device_plugin.kubernetes.client.api_client import LATEST_COMMIT_S, Client
 from gpu_device_plugin.kubernetes.client.errors import Call, UnavailableError, error_from
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader
 from gpu_device_plugin.kubernetes.writers.binder import Binder, BinderTiming, PodRef
 from gpu_device_plugin.model.contract.keys import POD_ANNOTATIONS
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.scheduler.cluster_state import Fleet
-from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S
 from gpu_device_plugin.testing.cluster.cluster_kinds import PODS, StatusError
 from gpu_device_plugin.testing.cluster.cluster_store import Change
 from tests import builders

@@ -1,10 +1,11 @@
 """Each feature of the extender can be left out: pods get their GPUs, and what is its own is not there."""
 
 import json
+from typing import Any
 
 import pytest
 
-from gpu_device_plugin.feature_list import settings_of
+from gpu_device_plugin.feature_list import FeatureList, settings_of
 from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES
 from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.verbs import Verbs
@@ -68,3 +69,23 @@ def test_without_the_search_for_victims_a_proposal_stands_where_the_pod_fits_onc
     assert world.preempt(wanting(8, priority=10), **proposals) == {"a": ["u-a0"], "b": ["u-b0", "u-b2"]}
     world.verbs = Verbs(context(world.fleet), lambda: "")
     assert world.preempt(wanting(8, priority=10), **proposals) == {"a": ["u-a0"]}
+
+
+def test_at_a_point_features_act_in_their_order_also_those_that_come_later() -> None:
+    class Acts(SchedulerFeature):
+        def remove_node(self, name: str) -> None:
+            acted.append((self, name))
+
+        def ranker(self) -> Any:
+            return ranker if self is second else None
+
+    acted: list[object] = []
+    first, second, ranker = Acts(), Acts(), object()
+    features = FeatureList[SchedulerFeature](SchedulerFeature(), first)
+    assert features.first(SchedulerFeature.ranker) is None
+    features.each(SchedulerFeature.remove_node, "n")
+    features.add(second)
+    features.each(SchedulerFeature.remove_node, "m")
+    assert acted == [(first, "n"), (first, "m"), (second, "m")]
+    assert features.first(SchedulerFeature.ranker) is ranker
+    assert not features.at(SchedulerFeature.put_pod)

@@ -12,6 +12,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.turns import in_turns
 from gpu_device_plugin.features.elastic.contract import Allowance, read_wish
 from gpu_device_plugin.features.elastic.rules.promising import Outcome, decides, resize, wants_more, with_room_to_borrow
+from gpu_device_plugin.kubernetes.client.api_client import LATEST_COMMIT_S
 from gpu_device_plugin.kubernetes.client.errors import (
     ApiError,
     ConflictError,
@@ -34,7 +35,7 @@ from gpu_device_plugin.model.contract.reservations import write_answer
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S, ControllerContext
+from gpu_device_plugin.scheduler.controller_context import ControllerContext
 from gpu_device_plugin.scheduler.extension import SchedulerFeature
 from gpu_device_plugin.scheduler.leader_tasks import LeaderStep
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
@@ -360,7 +361,8 @@ class Resizes(SchedulerFeature):
     async def _write(self, patch: Patch) -> bool:
         try:
             pod = patch.pod
-            await self._context.features.before_bind(pod.node_name, PodRef(pod.namespace, pod.name, pod.uid))
+            for prepare in self._context.features.at(SchedulerFeature.before_bind):
+                await prepare(pod.node_name, PodRef(pod.namespace, pod.name, pod.uid))
             after = await self._context.binder.annotate(patch.pod, {MEMORY_PROMISED: patch.promised})
         except (ConflictError, InvalidError, NotFoundError):
             self.failed(patch, certain=True, outdated=True)

@@ -225,7 +225,7 @@ class SampleMisses(SchedulerFeature):
         ]
         if roomy:
             node = self.nominator.nominate(
-                pod, placing.constraints, roomy, lambda nodes: self._scores(pod, asked, nodes)
+                pod, placing.constraints, roomy, lambda nodes: self._context.scores(pod, asked, nodes)
             )
             self._context.metrics.count(SAMPLE_MISSES, "refused" if node is None else "nominated")
             return None if node is None else (_OUTSIDE.format(len(sample), node, "has room"), WaitingReason.FITS)
@@ -244,8 +244,3 @@ class SampleMisses(SchedulerFeature):
         )
         what = "may have room once other pods are evicted"
         return None if node is None else (_OUTSIDE.format(len(sample), node, what), WaitingReason.NO_ROOM)
-
-    def _scores(self, pod: Pod, asked: GpuRequest, nodes: Sequence[str]) -> Sequence[int]:
-        settings = self._context.settings()
-        evaluator = self._context.evaluator
-        return evaluator.scores(asked, nodes, settings.node_policy, settings.gpu_policy, pod.amounts)

@@ -33,6 +33,8 @@ _LARGEST_PAGE = 16 << 20
 """Bytes. 500 nodes with many images have 15 MB, 500 pods on which somebody has written all that etcd stores 750 MB."""
 _METHODS = {"get": "GET", "list": "GET", "create": "POST", "update": "PUT", "patch": "PATCH", "delete": "DELETE"}
 """HTTP methods by RBAC verb."""
+LATEST_COMMIT_S = 60.0
+"""A request may take effect until this long after we gave up on it: kube-apiserver's default request timeout."""
 _REVIEWS = ObjectKind("selfsubjectaccessreviews", group="authorization.k8s.io")
 
 

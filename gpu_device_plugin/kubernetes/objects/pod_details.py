@@ -55,14 +55,6 @@ _MOST_KEPT = 100
 """Terms, gates, annotations, resources and claims of a waiting pod. Its owner can write some ten thousand of each."""
 
 
-class _Gate(ApiObject):
-    name: str = ""
-
-
-class _Container(ApiObject):
-    resources: requests.Resources = msgspec.field(default_factory=requests.Resources)
-
-
 class _Alternative(ApiObject):
     match_expressions: tuple[Requirement, ...] = ()
     match_fields: tuple[Requirement, ...] = ()
@@ -76,10 +68,9 @@ class _NodeAffinity(ApiObject):
     required: _NodeSelector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
 
 
-class _Affinity(ApiObject):
+class _Affinity(requests.Affinity, rename="camel", gc=False):
     node_affinity: _NodeAffinity | None = None
     pod_affinity: dict[str, msgspec.Raw] | None = None
-    pod_anti_affinity: dict[str, msgspec.Raw] | None = None
 
 
 class _EmptyDir(ApiObject):
@@ -103,16 +94,13 @@ class _Spread(ApiObject):
     when_unsatisfiable: str = ""
 
 
-class _PodSpec(ApiObject):
-    scheduling_gates: list[_Gate] | None = None
+class _PodSpec(requests.PodSpec, rename="camel", gc=False):
+    scheduling_gates: list[requests.Name] | None = None
     tolerations: tuple[Toleration, ...] = ()
     node_selector: dict[str, str] | None = None
     affinity: _Affinity | None = None
     volumes: list[_Volume] | None = None
     topology_spread_constraints: list[_Spread] | None = None
-    resource_claims: list[requests.PodClaim] | None = None
-    containers: list[_Container] | None = None
-    init_containers: list[_Container] | None = None
     scheduler_name: str | None = None
 
     @property
@@ -125,9 +113,7 @@ class _PodSpec(ApiObject):
         return Terms(self.tolerations, self.node_selector or {}, None if required is None else alternatives)
 
 
-class _PodStatus(ApiObject):
-    resource_claim_statuses: list[requests.PodClaim] | None = None
-    extended_resource_claim_status: requests.PodClaim | None = None
+class _PodStatus(requests.ClaimStatuses, rename="camel", gc=False):
     reason: str | None = None
     message: str | None = None
     conditions: list[Condition] | None = None
@@ -177,7 +163,7 @@ def scheduling_status(raw: msgspec.Raw, ignored: Iterable[str]) -> SchedulingSta
         limits=tuple(
             name
             for each in (*(spec.init_containers or ()), *(spec.containers or ()))
-            for name in {**(each.resources.limits or {}), **(each.resources.requests or {})}
+            for name in requests.requested(each.resources)
         ),
         claims=tuple(_claims(spec, status)),
         controller=next((f"{each.kind} {each.name}" for each in makers), ""),

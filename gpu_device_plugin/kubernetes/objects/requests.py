@@ -44,8 +44,8 @@ _MOST_CLAIMS = 128
 """Claims of one pod, and containers with claims. The API bounds neither."""
 
 
-class ClaimUse(msgspec.Struct, gc=False):
-    """A container's use of one of its pod's claims."""
+class Name(msgspec.Struct, gc=False):
+    """An entry with a name: a claim that a container uses, or a scheduling gate."""
 
     name: str = ""
 
@@ -55,7 +55,7 @@ class Resources(msgspec.Struct, gc=False):
 
     limits: dict[str, Any] | None = None
     requests: dict[str, Any] | None = None
-    claims: list[ClaimUse] | None = None
+    claims: list[Name] | None = None
 
 
 class ContainerSpec(msgspec.Struct, rename="camel", gc=False):
@@ -71,12 +71,14 @@ class ContainerSpec(msgspec.Struct, rename="camel", gc=False):
         return self.restart_policy == "Always"
 
 
-class _Affinity(msgspec.Struct, rename="camel", gc=False):
+class Affinity(msgspec.Struct, rename="camel", gc=False):
+    """What a pod says of the pods beside it."""
+
     pod_anti_affinity: dict[str, msgspec.Raw] | None = None
 
 
 class PodClaim(msgspec.Struct, rename="camel", gc=False):
-    """A claim of a pod, by its own name or that of a template."""
+    """A claim of a pod, by its own name or that of a template; in a status, the claim that was made."""
 
     name: str = ""
     resource_claim_name: str | None = None
@@ -92,7 +94,7 @@ class PodSpec(msgspec.Struct, rename="camel", gc=False):
     init_containers: list[ContainerSpec] | None = None
     priority: int | None = None
     termination_grace_period_seconds: int | None = None
-    affinity: _Affinity | None = None
+    affinity: Affinity | None = None
     overhead: dict[str, Any] | None = None
     resources: Resources | None = None
     resource_claims: list[PodClaim] | None = None
@@ -109,24 +111,19 @@ def requests_of(spec: PodSpec, sums: RequestSums) -> Mapping[str, int] | None:
     if len(init) + len(app) > _MOST_SUMMED:
         return None
     return sums.of(
-        ((each.always_restarts, _requested(each.resources)) for each in init),
-        (_requested(each.resources) for each in app),
+        ((each.always_restarts, requested(each.resources)) for each in init),
+        (requested(each.resources) for each in app),
         (spec.resources.requests if spec.resources is not None else None) or {},
         spec.overhead or {},
     )
 
 
-def _requested(resources: Resources | None) -> Mapping[str, Any]:
+def requested(resources: Resources | None) -> Mapping[str, Any]:
     """Return a container's requests; a resource with only a limit counts with its limit."""
     return {} if resources is None else {**(resources.limits or {}), **(resources.requests or {})}
 
 
 # --- The claims that containers use -----------------------------------------------------------------------------------
-
-
-class _ClaimStatus(msgspec.Struct, rename="camel", gc=False):
-    name: str = ""
-    resource_claim_name: str | None = None
 
 
 class _Mapping(msgspec.Struct, rename="camel", gc=False):
@@ -143,7 +140,7 @@ class _ExtendedClaim(msgspec.Struct, rename="camel", gc=False):
 class ClaimStatuses(msgspec.Struct, rename="camel", gc=False):
     """The part of a pod's status that names the claims that were made for it."""
 
-    resource_claim_statuses: list[_ClaimStatus] | None = None
+    resource_claim_statuses: list[PodClaim] | None = None
     extended_resource_claim_status: _ExtendedClaim | None = None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gpu_device_plugin.model.contract.cordons import Cordon
@@ -53,7 +53,8 @@ def unresolvable(code: str, text: str, /, **parameters: str | int | Clause) -> F
     return FilterFailure(code, text, tuple(parameters.items()), unresolvable=True)
 
 
-TOGETHER = unresolvable("not-together", "its GPUs have no room for all containers of the pod together")
+TOGETHER = resolvable("not-together", "its GPUs have no room for all containers of the pod together")
+NEVER_TOGETHER = replace(TOGETHER, unresolvable=True)
 NONE_ALLOWED = unresolvable("none-allowed", "the pod's annotations allow none of its GPUs")
 WHOLE_INSTANCES = unresolvable(
     "instances-whole", "its MIG instances are given whole, by the resources of their profiles, and it shares no GPU"

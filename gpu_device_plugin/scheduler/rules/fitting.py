@@ -24,6 +24,7 @@ from gpu_device_plugin.model.placing import (
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, Summary, summary
 from gpu_device_plugin.scheduler.rules.filter_failure import (
+    NEVER_TOGETHER,
     NO_GPU,
     NO_WHOLE,
     NONE_ALLOWED,
@@ -187,7 +188,7 @@ def _packed(
         instances = tuple(room.total for room in rooms if room.healthy and room.card is not None)
         emptied = packer(sizes, sizes, instances)
     if why is None or emptied.taken is None:
-        return replace(among(TOGETHER, node, rooms), unresolvable=emptied.taken is None)
+        return among(NEVER_TOGETHER if emptied.taken is None else TOGETHER, node, rooms)
     return why
 
 
@@ -287,7 +288,7 @@ def _too_large(demand: Demand, node: Candidate, numbers: Summary) -> FilterFailu
     if len(numbers.unused) >= demand.amount:
         return None
     text = "no GPU is unused" if demand.amount == 1 else "fewer than {wanted} GPUs are unused"
-    return resolvable("too-few-unused", text, wanted=demand.amount)
+    return FilterFailure("too-few-unused", text, (("wanted", demand.amount),))
 
 
 def _too_much(demand: Demand, node: Candidate, numbers: Summary) -> FilterFailure | None:

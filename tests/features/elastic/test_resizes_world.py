@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gpu_device_plugin.features.elastic.scheduler import Patch, Resizes
+from gpu_device_plugin.kubernetes.client.api_client import LATEST_COMMIT_S
 from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_PROMISED, RESIZE_BOUND
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.scheduler.cluster_state import Fleet
-from gpu_device_plugin.scheduler.controller_context import LATEST_COMMIT_S
 from gpu_device_plugin.scheduler.rules.fitting import Fit, fit
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.scheduler.rules.usage import Usage, promise, usage_of
