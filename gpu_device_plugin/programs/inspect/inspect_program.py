@@ -184,13 +184,20 @@ async def _top(
         except _UNREADABLE as error:
             return replace(picture, problem=str(unread(error)))
 
-    async def why(pod: str) -> Sequence[str | Line]:
-        namespace, _, name = pod.partition("/")
-        of_why = {"namespace": namespace, "pod": name, "all_nodes": False}
-        try:
-            return (await _why(argparse.Namespace(**{**vars(arguments), **of_why}), access, resources))[0]
-        except _UNREADABLE as error:
-            return [Line(str(unread(error)), Tone.BAD)]
+    async def why(row: str) -> Sequence[str | Line]:
+        namespace, _, name = row.partition("/")
+        if (claim := name.removeprefix("claim:")) != name:  # see `claimed_gpus.label`
+            return [
+                f"ResourceClaim {namespace}/{claim} has no pod yet: see kubectl -n {namespace} describe resourceclaim {claim}"
+            ]
+        told: list[str | Line] = []
+        for pod in (each for each in name.split("+") if " " not in each):
+            of_why = {"namespace": namespace, "pod": pod, "all_nodes": False}
+            try:
+                told += (await _why(argparse.Namespace(**{**vars(arguments), **of_why}), access, resources))[0]
+            except _UNREADABLE as error:
+                told.append(Line(str(unread(error)), Tone.BAD))
+        return told
 
     interval_s = arguments.interval or INTERVAL_S
     if all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):  # Textual draws on the last
@@ -349,7 +356,7 @@ _WEB = Command(
     (
         argument(
             "--port",
-            type=valued(int, lambda port: 0 <= port < 1 << 16, "choose one from 1024 to 65535, or leave it out"),
+            type=valued(int, lambda port: 0 <= port < 1 << 16, "choose one from 0 to 65535, or leave it out"),
             metavar="N",
             help="port of the page on 127.0.0.1; default: a free one",
         ),
