@@ -65,7 +65,7 @@ class LeaderTasks:
             try:
                 term = await self._entered()
             except (ApiError, TimeoutError) as error:
-                # One line of all steps, which the rounds have in common: it is written again once the reason is another.
+                # One line of all steps, the same in each round: it is written again once the reason is another.
                 _log.warning("%s", self._waits, extra={"why": str(error), "once_per_s": 600})
                 # An API server in trouble is asked by all together as often as by the slowest alone.
                 await asyncio.sleep(len(self._rounds) * max(self._rounds) - pause_s)

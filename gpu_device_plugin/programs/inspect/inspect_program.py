@@ -184,21 +184,6 @@ async def _top(
         except _UNREADABLE as error:
             return replace(picture, problem=str(unread(error)))
 
-    async def why(row: str) -> Sequence[str | Line]:
-        namespace, _, name = row.partition("/")
-        if (claim := name.removeprefix("claim:")) != name:  # see `claimed_gpus.label`
-            return [
-                f"ResourceClaim {namespace}/{claim} has no pod yet: see kubectl -n {namespace} describe resourceclaim {claim}"
-            ]
-        told: list[str | Line] = []
-        for pod in (each for each in name.split("+") if " " not in each):
-            of_why = {"namespace": namespace, "pod": pod, "all_nodes": False}
-            try:
-                told += (await _why(argparse.Namespace(**{**vars(arguments), **of_why}), access, resources))[0]
-            except _UNREADABLE as error:
-                told.append(Line(str(unread(error)), Tone.BAD))
-        return told
-
     interval_s = arguments.interval or INTERVAL_S
     if all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):  # Textual draws on the last
         try:
@@ -206,9 +191,28 @@ async def _top(
         except ModuleNotFoundError as error:
             raise UsageError(f"top: {_WITHOUT_TEXTUAL}") from error
         # Read first, so that a login plugin may ask, and a fault ends the command.
+        why = partial(_why_of_row, arguments=arguments, access=access, resources=resources)
         return await draw(await read(), again, why, interval_s=interval_s, environ=environ)
     await _print(await read(), again, interval_s)
     return OK
+
+
+async def _why_of_row(
+    row: str, *, arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]
+) -> Sequence[str | Line]:
+    """Explain the pods of a row of `top`: a claim has several, or none yet, see `claimed_gpus.label`."""
+    namespace, _, name = row.partition("/")
+    if (claim := name.removeprefix("claim:")) != name:
+        text = f"ResourceClaim {namespace}/{claim} has no pod yet"
+        return [f"{text}: see kubectl -n {namespace} describe resourceclaim {claim}"]
+    told: list[str | Line] = []
+    for pod in (each for each in name.split("+") if " " not in each):
+        of_why = {"namespace": namespace, "pod": pod, "all_nodes": False}
+        try:
+            told += (await _why(argparse.Namespace(**{**vars(arguments), **of_why}), access, resources))[0]
+        except _UNREADABLE as error:
+            told.append(Line(str(unread(error)), Tone.BAD))
+    return told
 
 
 async def _print(picture: Picture, again: Callable[[Picture], Awaitable[Picture]], interval_s: float) -> None:
