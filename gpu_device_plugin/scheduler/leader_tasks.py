@@ -50,6 +50,7 @@ class LeaderTasks:
         self._rounds: dict[float, list[LeaderStep]] = {}
         for step in steps:
             self._rounds.setdefault(step.pause_s, []).append(step)
+        self._waits = "; ".join(dict.fromkeys(step.waits for steps in self._rounds.values() for step in steps))
         self._term: Hashable | None = None
         """In which all is known that others had done before."""
         self._entering = asyncio.Lock()
@@ -64,8 +65,8 @@ class LeaderTasks:
             try:
                 term = await self._entered()
             except (ApiError, TimeoutError) as error:
-                for step in {step.waits: step for step in steps}.values():
-                    _told(step, error)
+                # One line of all steps, the same in each round: it is written again once the reason is another.
+                _log.warning("%s", self._waits, extra={"why": str(error), "once_per_s": 600})
                 # An API server in trouble is asked by all together as often as by the slowest alone.
                 await asyncio.sleep(len(self._rounds) * max(self._rounds) - pause_s)
             else:

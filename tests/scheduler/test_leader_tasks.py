@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.kubernetes.client.errors import Call, ForbiddenError, UnavailableError
+from gpu_device_plugin.logs import OncePer
 from gpu_device_plugin.scheduler.leader_tasks import LeaderStep, LeaderTasks
 from tests.patience import eventually
 
@@ -99,6 +100,32 @@ async def test_nobody_acts_before_it_is_known_what_others_did(caplog: pytest.Log
         assert ("a waits", "not all pods are known") in told(caplog)
         w.terms.fails = None
         await eventually(lambda: "a" in w.story)
+
+
+async def test_a_term_that_cannot_be_entered_is_told_in_one_line_until_the_reason_is_another(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of all paces together, and again after ten minutes."""
+    now_s = 0.0
+    filtering = OncePer(lambda: now_s)
+    caplog.handler.addFilter(filtering)
+    w = World()
+    w.terms.term, w.terms.fails = "first", TimeoutError("not all pods are known")
+    try:
+        async with w.running(a=0.001, b=0.002, c=0.003):
+            await w.some_rounds()
+            now_s = 599.0
+            await w.some_rounds()
+            assert [*told(caplog)] == [("a waits; b waits; c waits", "not all pods are known")]
+            assert len(caplog.records) == 1
+            w.terms.fails = TimeoutError("no answer")
+            await w.some_rounds()
+            assert [vars(each)["why"] for each in caplog.records] == ["not all pods are known", "no answer"]
+            now_s = 1300.0
+            await w.some_rounds()
+            assert len(caplog.records) == 3
+    finally:
+        caplog.handler.removeFilter(filtering)
 
 
 async def test_an_api_server_in_trouble_is_asked_no_more_often_than_the_slowest_pace_says() -> None:

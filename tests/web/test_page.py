@@ -526,9 +526,9 @@ async def test_every_value_of_a_template_is_text_of_which_each_character_is_seen
     """In texts, attributes, lists and templates within others; what is not there leaves no attribute, and nothing inline."""
     async with opened(browser, small()) as (tab, _):
         found = await tab.run("""
-import('./dom.js').then(({ html, keyed, made, rewrite, styled }) => {
+import('./dom.js').then(({ html, keyed, made, rewrite }) => {
   const evil = '<img src=x onerror="x"> \\u202e&amp;';
-  const write = (values, width) => html`<p title=${evil} class=${null} data-x=${false} ${styled({ width })}>
+  const write = (values, width) => html`<p title=${evil} class=${null} data-x=${false} .style=${`width: ${width}`}>
     ${evil}<b>${values.map((each) => [each, html`<i>${each}</i>`])}</b>
     <u>${keyed(values, (each) => each, (each) => each)}</u></p>`;
   const element = made(write([evil, evil, ''], '3px'));

@@ -137,8 +137,8 @@ class Autoscaler:
         if self._looked_at is not None and self._context.clock() - self._looked_at < _LOOK_S:
             return
         self._version = ""
-        for version, kind in _BUFFERS.items():
-            found = self._client.objects(kind, read_metadata, namespace=self.namespace, labels=STAND_IN)
+        for version in _BUFFERS:
+            found = self._client.objects(_BUFFERS[version], read_metadata, namespace=self.namespace, labels=STAND_IN)
             try:
                 self._buffers = {meta.name: (meta.annotations or {}).get(STAND_IN, "") async for meta in found}
                 self._version = version

@@ -14,6 +14,7 @@ from gpu_device_plugin.model.contract.keys import (
     NODE_POLICY,
     USE_MODEL,
     USE_UUID,
+    Clause,
     MalformedAnnotationError,
     too_long,
 )
@@ -127,17 +128,21 @@ def _list(annotations: Mapping[str, str], key: str) -> tuple[str, ...]:
     if key not in annotations:
         return ()
     if too_long(key, annotations[key]):
-        raise MalformedAnnotationError(f"the annotation {key} is longer than {LONGEST[key]} characters; name fewer")
+        text = "the annotation {key} is longer than {most} characters; name fewer"
+        raise MalformedAnnotationError(Clause("names-too-long", text, (("key", key), ("most", LONGEST[key]))))
     named = tuple(dict.fromkeys(word.strip() for word in annotations[key].split(",") if word.strip()))
     if not named or not all(_words(name).strip() for name in named):
-        raise MalformedAnnotationError(f"the annotation {key} names nothing; write names with commas between them")
+        text = "the annotation {key} names nothing; write names with commas between them"
+        raise MalformedAnnotationError(Clause("names-nothing", text, (("key", key),)))
     if len(named) > _MOST_NAMES:
-        raise MalformedAnnotationError(f"the annotation {key} names more than {_MOST_NAMES}; name fewer")
+        text = "the annotation {key} names more than {most}; name fewer"
+        raise MalformedAnnotationError(Clause("names-too-many", text, (("key", key), ("most", _MOST_NAMES))))
     return named
 
 
 def _policy(annotations: Mapping[str, str], key: str) -> str | None:
     policy = annotations.get(key)
     if policy is not None and policy not in POLICIES:
-        raise MalformedAnnotationError(f"the annotation {key} is none of {', '.join(POLICIES)}; write one of them")
+        text, known = "the annotation {key} is none of {known}; write one of them", ", ".join(POLICIES)
+        raise MalformedAnnotationError(Clause("no-such-policy", text, (("key", key), ("known", known))))
     return policy

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -220,8 +222,27 @@ READ_BY_INSPECT = READ_ON_NODES | {HELD_ROOM, NODE_LIMITS, NODE_USE}
 """The annotations of a node that inspect keeps. `NODE_USE` is large, and of no use to a scheduler."""
 
 
+@dataclass(frozen=True)
+class Clause:
+    """Words for people, made from a code and parameters, which may be clauses again."""
+
+    code: str
+    text: str = field(compare=False)
+    """The words, with the parameters in braces; the same for each code."""
+    parameters: tuple[tuple[str, str | int | Clause], ...] = ()
+
+    @cached_property
+    def sentence(self) -> str:
+        """The words."""
+        return self.text.format_map(dict(self.parameters))
+
+    def __str__(self) -> str:
+        """Return the words."""
+        return self.sentence
+
+
 class MalformedAnnotationError(ValueError):
-    """The value of one of these keys cannot be parsed; the message names key and fault, but no pod or node."""
+    """The value of one of these keys cannot be parsed; its words, or `Clause`, name key and fault, no pod or node."""
 
 
 def too_long(key: str, text: str) -> bool:

@@ -175,14 +175,6 @@ async def _top(arguments: argparse.Namespace, access: Access, resources: Sequenc
         except _UNREADABLE as error:
             return replace(picture, problem=str(unread(error)))
 
-    async def why(pod: str) -> Sequence[str | Line]:
-        namespace, _, name = pod.partition("/")
-        of_why = {"namespace": namespace, "pod": name, "all_nodes": False}
-        try:
-            return (await _why(argparse.Namespace(**{**vars(arguments), **of_why}), access, resources))[0]
-        except _UNREADABLE as error:
-            return [Line(str(unread(error)), Tone.BAD)]
-
     interval_s = arguments.interval or INTERVAL_S
     if all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):  # Textual draws on the last
         try:
@@ -190,9 +182,28 @@ async def _top(arguments: argparse.Namespace, access: Access, resources: Sequenc
         except ModuleNotFoundError as error:
             raise UsageError(f"top: {_WITHOUT_TEXTUAL}") from error
         # Read first, so that a login plugin may ask, and a fault ends the command.
+        why = partial(_why_of_row, arguments=arguments, access=access, resources=resources)
         return (), await draw(await read(), again, why, interval_s=interval_s, environ=arguments.environ)
     await _print(await read(), again, interval_s)
     return (), OK
+
+
+async def _why_of_row(
+    row: str, *, arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]
+) -> Sequence[str | Line]:
+    """Explain the pods of a row of `top`: a claim has several, or none yet, see `claimed_gpus.label`."""
+    namespace, _, name = row.partition("/")
+    if (claim := name.removeprefix("claim:")) != name:
+        text = f"ResourceClaim {namespace}/{claim} has no pod yet"
+        return [f"{text}: see kubectl -n {namespace} describe resourceclaim {claim}"]
+    told: list[str | Line] = []
+    for pod in (each for each in name.split("+") if " " not in each):
+        of_why = {"namespace": namespace, "pod": pod, "all_nodes": False}
+        try:
+            told += (await _why(argparse.Namespace(**{**vars(arguments), **of_why}), access, resources))[0]
+        except _UNREADABLE as error:
+            told.append(Line(str(unread(error)), Tone.BAD))
+    return told
 
 
 async def _print(picture: Picture, again: Callable[[Picture], Awaitable[Picture]], interval_s: float) -> None:
@@ -344,7 +355,7 @@ _WEB = Command(
     (
         argument(
             "--port",
-            type=valued(int, lambda port: 0 <= port < 1 << 16, "choose one from 1024 to 65535, or leave it out"),
+            type=valued(int, lambda port: 0 <= port < 1 << 16, "choose one from 0 to 65535, or leave it out"),
             metavar="N",
             help="port of the page on 127.0.0.1; default: a free one",
         ),

@@ -179,16 +179,11 @@ class Caller:
 
     async def may_see(self, namespace: str) -> bool:
         """Return whether the user may get the pods of a namespace, or of `ALL_NAMESPACES`."""
-        return self.reviews is None or await self.reviews.allowed(self.identity, ("get", "pods", namespace))
+        return await self.may("get", "pods", namespace)
 
-    async def may_see_nodes(self) -> bool:
-        """Return whether the user may list nodes, and with them see the GPUs."""
-        return self.reviews is None or await self.reviews.allowed(self.identity, ("list", "nodes", ""))
-
-    async def may_see_budgets(self) -> bool:
-        """Return whether the user may list the PodDisruptionBudgets of all namespaces."""
-        question = ("list", "poddisruptionbudgets.policy", "")
-        return self.reviews is None or await self.reviews.allowed(self.identity, question)
+    async def may(self, verb: str, resource: str, namespace: str) -> bool:
+        """Return whether the user may do something, see `Question`."""
+        return self.reviews is None or await self.reviews.allowed(self.identity, (verb, resource, namespace))
 
 
 class ReviewedCallers:
@@ -298,7 +293,7 @@ class CallerScope:
             ApiError: the API server did not say.
         """
         if self._nodes is None:
-            self._nodes, _ = await asyncio.gather(self.caller.may_see_nodes(), self._ask(ALL_NAMESPACES))
+            self._nodes, _ = await asyncio.gather(self.caller.may("list", "nodes", ""), self._ask(ALL_NAMESPACES))
         unknown = [] if self.everything else sorted({*namespaces} - self._seen - self._unseen)
         for first in range(0, len(unknown), _AT_ONCE):
             await asyncio.gather(*map(self._ask, unknown[first : first + _AT_ONCE]))

@@ -141,7 +141,8 @@ class AgentFigures:
             if before.by_node.get(node) != pod:  # a new agent has not failed yet
                 self._last.pop(node, None)
                 self._problems.pop(node, None)
-        self._nothing = no_agents(self._agents) if self._agents.why else None
+        why, elsewhere = self._agents.why, self._agents.elsewhere
+        self._nothing = note("no-agents", literal(why), elsewhere=elsewhere) if why else None
         chosen = self._chosen(names, in_view)
         answers = await asyncio.gather(*(self._read(name) for name in chosen))
         for name, answer in zip(chosen, answers, strict=True):
@@ -214,11 +215,6 @@ class AgentFigures:
             for known in (self._last, self._problems):
                 for name in known.keys() - names:
                     del known[name]
-
-
-def no_agents(agents: Agents) -> Finding:
-    """Return why there are no agents."""
-    return note("no-agents", literal(agents.why), elsewhere=agents.elsewhere)
 
 
 # --- The past ---------------------------------------------------------------------------------------------------------

@@ -26,20 +26,19 @@ class Views:
     """What the reader of each open stream looks at, as far as the page says it."""
 
     def __init__(self) -> None:
-        self._users: dict[str, str] = {}
-        self._nodes: dict[str, tuple[str, ...]] = {}
+        self._open: dict[str, tuple[str, tuple[str, ...]]] = {}
+        """Of each stream its user, and what is looked at."""
         self._order: tuple[str, ...] | None = ()
 
     def open(self, user: str) -> str:
         """Return a name for a new stream of a user. No two replicas give the same."""
         stream = secrets.token_hex(8)
-        self._users[stream] = user
+        self._open[stream] = user, ()
         return stream
 
     def close(self, stream: str) -> None:
         """Forget a stream."""
-        del self._users[stream]
-        if self._nodes.pop(stream, None) is not None:
+        if self._open.pop(stream)[1]:
             self._order = None
 
     def show(self, stream: str, user: str, nodes: Collection[str]) -> bool:
@@ -47,9 +46,9 @@ class Views:
 
         Return whether there is such a stream of this user.
         """
-        if self._users.get(stream) != user:
+        if stream not in self._open or self._open[stream][0] != user:
             return False
-        self._nodes[stream] = tuple(nodes)[:MOST_NODES]
+        self._open[stream] = user, tuple(nodes)[:MOST_NODES]
         self._order = None
         return True
 
@@ -57,7 +56,7 @@ class Views:
     def nodes(self) -> Sequence[str]:
         """The nodes that anybody looks at, each once, the first of every reader before the second of any."""
         if self._order is None:
-            in_turn = chain.from_iterable(zip_longest(*self._nodes.values(), fillvalue=""))
+            in_turn = chain.from_iterable(zip_longest(*(nodes for _, nodes in self._open.values()), fillvalue=""))
             self._order = tuple(filter(None, dict.fromkeys(in_turn)))[:MOST_NODES]
         return self._order
 

@@ -108,28 +108,24 @@ class PageServer:
             ) as port,
             asyncio.TaskGroup() as tasks,
         ):
-            working = tasks.create_task(self.run(), name="follow the cluster")
-            try:
-                yield port
-            finally:
-                working.cancel()
-
-    async def run(self) -> NoReturn:
-        """Keep what is shown current. Ends only by cancellation."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.watched.run(), name="watch the cluster")
-            tasks.create_task(self.page_state.waiting.run(), name="explain waiting pods")
-            tasks.create_task(self._refresh(), name="write changes")
-            hearing = self.watched.keep_hearing(lambda: bool(self.streams.readers), self.hear_s)
-            tasks.create_task(hearing, name="hear the API server")
+            work = {
+                "watch the cluster": self.watched.run(),
+                "explain waiting pods": self.page_state.waiting.run(),
+                "write changes": self._refresh(),
+                "hear the API server": self.watched.keep_hearing(lambda: bool(self.streams.readers), self.hear_s),
+            }
             if self._figures is not None:
-                following = self._figures.follow(
+                work["read figures of agents"] = self._figures.follow(
                     lambda: self.page_state.names if self.streams.readers else (),  # all while somebody looks
                     self.page_state.use,
                     lambda: self.streams.views.nodes,
                 )
-                tasks.create_task(following, name="read figures of agents")
-        raise AssertionError  # pragma: no cover (no task ends)
+            working = [tasks.create_task(each, name=name) for name, each in work.items()]
+            try:
+                yield port
+            finally:
+                for each in working:
+                    each.cancel()
 
     async def _refresh(self) -> NoReturn:
         while True:

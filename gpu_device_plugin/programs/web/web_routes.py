@@ -252,7 +252,8 @@ class PageRoutes:
             right = Call("list", "nodes") if scope.everything else Call("get", "pods")
             text = "A plan concerns all nodes and their pods: {right}."
             return _error(403, note("plan-not-shown", text, right=missing_right(right)))
-        made = await self.plans.document(pod, scope.caller.user, budgets=await scope.caller.may_see_budgets())
+        budgets = await scope.caller.may("list", "poddisruptionbudgets.policy", ALL_NAMESPACES)
+        made = await self.plans.document(pod, scope.caller.user, budgets=budgets)
         if made is None:
             return _error(404, note("does-not-wait", "The pod {pod} does not wait for GPUs by its limits.", pod=pod))
         return Page(made, content_type=JSON)
@@ -304,7 +305,7 @@ class PageRoutes:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             text = 'The body names no nodes that are looked at; send {"stream": "...", "nodes": ["..."]}.'
             return _error(400, note("no-nodes-named", literal(text)))
-        if not await scope.caller.may_see_nodes():
+        if not await scope.caller.may("list", "nodes", ""):
             return _error(403, _NO_NODES)
         known = [name for name in view.nodes if self.page_state.node(name) is not None]
         if not self.streams.views.show(view.stream, scope.caller.user, known):

@@ -123,6 +123,12 @@ def ago(seconds: float | None) -> Finding:
     return note(f"{unit}-ago", f"{{n}} {unit} ago", n=number)
 
 
+def lasting(seconds: float) -> Finding:
+    """Return how long something lasts."""
+    number, unit = duration(seconds).split(" ")
+    return note(unit, f"{{n}} {unit}", n=number)
+
+
 def literal(text: str) -> str:
     """Return words as the text of a finding that stand there as they are, braces too."""
     return text.replace("{", "{{").replace("}", "}}")

@@ -18,10 +18,10 @@ from gpu_device_plugin.report.rules.columns import aligned
 from gpu_device_plugin.report.rules.extension import ReportPoints
 from gpu_device_plugin.report.rules.finding import Finding, Parameter, grouped, literal, note
 from gpu_device_plugin.report.rules.node_view import Ends, GpuView, NodeView
-from gpu_device_plugin.report.rules.pod_causes import Kept, scheduler_says, scheduler_silent
+from gpu_device_plugin.report.rules.pod_causes import Kept, scheduler_says, scheduler_silent, told
 from gpu_device_plugin.report.rules.printing import counted, ranges, short_uuid, shortened
 from gpu_device_plugin.report.rules.printing import place as place_of
-from gpu_device_plugin.scheduler.rules.filter_failure import Clause, FilterFailure, cordoned
+from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure, cordoned
 from gpu_device_plugin.scheduler.rules.fitting import Fit, fit, gpu_policy_of
 from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
@@ -224,17 +224,11 @@ def _without_numbers(value: Parameter) -> Parameter:
     return _blurred(value) if isinstance(value, Finding) else _NUMBER.sub("…", str(value))
 
 
-def _told(clause: Clause) -> Finding:
-    """Return a clause of the scheduler as a finding."""
-    parameters = {name: _told(each) if isinstance(each, Clause) else each for name, each in clause.parameters}
-    return note(clause.code, clause.text, **parameters)
-
-
 def headline(answer: NodeAnswer) -> Finding:
     """Return whether the GPUs of a node have room, or why not, and what else keeps the pod away."""
     kept = answer.kept
     if isinstance(answer.found, FilterFailure):
-        why = _told(answer.found)
+        why = told(answer.found)
         return note("reasons", "{why:+; }", why=(*kept.excluded, why)) if kept.excluded else why
     room = _CLAIMS_GIVE if answer.node.candidate.gpus.claims else _HAS_ROOM
     return note("room-but", "{room}, but {why:+; }", room=room, why=kept.all) if kept.all else room
@@ -300,7 +294,7 @@ def _verdict(answer: NodeAnswer, view: GpuView) -> Finding:
 def closed(gpu: ListedGpu) -> Finding:
     """Return why a GPU takes no new pods."""
     unhealthy = (note("gpu-unhealthy", "unhealthy: {why}", why=gpu.unhealthy),) if gpu.unhealthy else ()
-    cordon = () if gpu.cordon is None else (_told(cordoned(gpu.cordon)),)
+    cordon = () if gpu.cordon is None else (told(cordoned(gpu.cordon)),)
     return note("reasons", "{why:+; }", why=(*unhealthy, *cordon))
 
 

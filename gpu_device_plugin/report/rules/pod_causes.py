@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gpu_device_plugin.model.contract.keys import ASSIGNED, ASSUME_TIME, MalformedAnnotationError
+from gpu_device_plugin.model.contract.keys import ASSIGNED, ASSUME_TIME, Clause, MalformedAnnotationError
 from gpu_device_plugin.model.contract.node_use import NodeReport
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 from gpu_device_plugin.model.contract.promises import promises
@@ -60,7 +60,7 @@ def causes(
     elif isinstance(asked, Impossible):
         where = note("where", " (on node {node})", node=pod.node_name) if pod.node_name else ""
         text = "{pod}{where} asks for GPUs that no node can provide: {why}."
-        facts = [note("impossible", text, pod=str(pod), where=where, why=asked.sentence)]
+        facts = [note("impossible", text, pod=str(pod), where=where, why=told(asked.why))]
     elif not asked.parts and not asked_instances(pod):
         text = "{pod} asks for neither {resources:+ nor }" + ("." if instead else ", so it is not waiting for GPUs.")
         names = tuple(resource.name for resource in resources)
@@ -74,6 +74,12 @@ def causes(
 
 
 # --- What is said of any pod ------------------------------------------------------------------------------------------
+
+
+def told(clause: Clause) -> Finding:
+    """Return a clause of the scheduler as a finding."""
+    parameters = {name: told(each) if isinstance(each, Clause) else each for name, each in clause.parameters}
+    return note(clause.code, clause.text, **parameters)
 
 
 def events_told(status: SchedulingStatus) -> list[Finding]:

@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 from gpu_device_plugin.model.contract.cordons import Cordon
+from gpu_device_plugin.model.contract.keys import Clause
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.placing import Room
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, Summary
-
-
-@dataclass(frozen=True)
-class Clause:
-    """Words for people, made from a code and parameters, which may be clauses again."""
-
-    code: str
-    text: str = field(compare=False)
-    """The words, with the parameters in braces; the same for each code."""
-    parameters: tuple[tuple[str, str | int | Clause], ...] = ()
-
-    @cached_property
-    def sentence(self) -> str:
-        """The words."""
-        return self.text.format_map(dict(self.parameters))
-
-    def __str__(self) -> str:
-        """Return the words."""
-        return self.sentence
 
 
 @dataclass(frozen=True)

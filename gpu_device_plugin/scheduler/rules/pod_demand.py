@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuSelector, read_preferences
-from gpu_device_plugin.model.contract.keys import SPLIT_LABEL, MalformedAnnotationError
+from gpu_device_plugin.model.contract.keys import SPLIT_LABEL, Clause, MalformedAnnotationError
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.model.gpus import MOST_GPUS, MOST_SHARES
 from gpu_device_plugin.model.placing import Demand
@@ -54,9 +54,14 @@ class GpuRequest:
 
 @dataclass(frozen=True, slots=True)
 class Impossible:
-    """A demand that no node can ever meet; the sentence is for the pod's owner."""
+    """A demand that no node can ever meet; why is for the pod's owner."""
 
-    sentence: str
+    why: Clause
+
+    @property
+    def sentence(self) -> str:
+        """The reason in words."""
+        return self.why.sentence
 
 
 def ask(pod: Pod, resources: Iterable[Resource]) -> GpuRequest | Impossible:
@@ -70,40 +75,41 @@ def ask(pod: Pod, resources: Iterable[Resource]) -> GpuRequest | Impossible:
         _check_size(parts)
         return GpuRequest(_split(parts, pod.labels.get(SPLIT_LABEL, "1")), read_preferences(pod.annotations))
     except (_ImpossibleError, MalformedAnnotationError) as error:
-        return Impossible(str(error))
+        return Impossible(*error.args)
 
 
 class _ImpossibleError(ValueError):
-    """No node can ever meet the demand; the message is for the pod's owner."""
+    """No node can ever meet the demand."""
+
+    def __init__(self, code: str, text: str, **parameters: str | int | Clause) -> None:
+        super().__init__(Clause(code, text, tuple(parameters.items())))
 
 
 def _check_containers(pod: Pod, resources: Sequence[Resource]) -> None:
     if len(pod.containers) > MOST_CONTAINERS:
-        names = " or ".join(resource.name for resource in resources)
-        raise _ImpossibleError(
-            f"more than {MOST_CONTAINERS} of its containers have a limit of {names}; let fewer have one"
-        )
+        names: str | Clause = resources[0].name
+        for each in resources[1:]:
+            names = Clause("one-or-other", "{one} or {other}", (("one", names), ("other", each.name)))
+        text = "more than {most} of its containers have a limit of {names}; let fewer have one"
+        raise _ImpossibleError("too-many-containers", text, most=MOST_CONTAINERS, names=names)
     for container in pod.containers:
         both = [resource.name for resource in resources if container.limits.get(resource.name, 0) > 0]
         if len(both) > 1:
-            raise _ImpossibleError(
-                f"container {container.name!r} asks for {' and '.join(both)}, which are the same hardware; "
-                "ask for one of them"
-            )
+            text = "container {container} asks for {one} and {other}, which are the same hardware; ask for one of them"
+            raise _ImpossibleError("same-hardware", text, container=repr(container.name), one=both[0], other=both[1])
 
 
 def _check_size(parts: Sequence[Part]) -> None:
     most = {kind: max((part.demand.amount for part in parts if part.demand.kind is kind), default=0) for kind in Kind}
     if most[Kind.MEMORY] > MOST_SHARES:  # a quantity of memory, such as 10Gi
-        raise _ImpossibleError(
-            "gpu-mem counts shares of GPU memory (1 GiB each unless configured otherwise): write 10, not 10Gi"
-        )
+        text = "gpu-mem counts shares of GPU memory (1 GiB each unless configured otherwise): write 10, not 10Gi"
+        raise _ImpossibleError("write-no-quantity", text)
     if most[Kind.COUNT] > MOST_GPUS:
-        raise _ImpossibleError(f"it asks for {most[Kind.COUNT]} whole GPUs, and no node can have more than {MOST_GPUS}")
+        text = "it asks for {n} whole GPUs, and no node can have more than {most}"
+        raise _ImpossibleError("too-many-whole", text, n=most[Kind.COUNT], most=MOST_GPUS)
     if len(parts) > _MOST_PARTS:
-        raise _ImpossibleError(
-            f"more than {_MOST_PARTS} of its containers ask for GPUs of their own; ask for them in fewer"
-        )
+        text = "more than {most} of its containers ask for GPUs of their own; ask for them in fewer"
+        raise _ImpossibleError("too-many-parts", text, most=_MOST_PARTS)
 
 
 def parts_of(pod: Pod, resources: Iterable[Resource]) -> tuple[Part, ...]:
@@ -123,25 +129,27 @@ def amount_of(pod: Pod, resource: Resource) -> int:
 def _split(parts: tuple[Part, ...], text: str) -> tuple[Part, ...]:
     """Return the parts, with the one that asks for memory spread evenly over the GPUs whose number `text` is."""
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
-        raise MalformedAnnotationError(f"the pod label {SPLIT_LABEL} is not a number of GPUs; write 2, for example")
+        text = "the pod label {label} is not a number of GPUs; write 2, for example"
+        raise _ImpossibleError("split-no-number", text, label=SPLIT_LABEL)
     if (gpus := int(text)) > MOST_GPUS:
-        raise MalformedAnnotationError(
-            f"the pod label {SPLIT_LABEL} asks for {gpus} GPUs, and no node can have more than {MOST_GPUS}"
-        )
+        text = "the pod label {label} asks for {n} GPUs, and no node can have more than {most}"
+        raise _ImpossibleError("split-too-many", text, label=SPLIT_LABEL, n=gpus, most=MOST_GPUS)
     memory = [part for part in parts if part.demand.kind is Kind.MEMORY]
     if gpus == 1 or not memory:
         return parts
     if len(memory) > 1 or len(memory[0].members) > 1:
-        raise MalformedAnnotationError(
-            f"the pod label {SPLIT_LABEL} splits the GPU memory of one container, and several containers of "
-            "this pod ask for some; let only one ask, or remove the label"
+        text = (
+            "the pod label {label} splits the GPU memory of one container, and several containers of this pod ask for "
+            "some; let only one ask, or remove the label"
         )
+        raise _ImpossibleError("split-of-several", text, label=SPLIT_LABEL)
     amount = memory[0].demand.amount
     if amount % gpus:
-        raise MalformedAnnotationError(
-            f"the pod label {SPLIT_LABEL} asks for {gpus} GPUs, and a gpu-mem of {amount} cannot be split evenly "
-            "over them; ask for a multiple"
+        text = (
+            "the pod label {label} asks for {n} GPUs, and a gpu-mem of {amount} cannot be split evenly over them; "
+            "ask for a multiple"
         )
+        raise _ImpossibleError("split-uneven", text, label=SPLIT_LABEL, n=gpus, amount=amount)
     split = Part(Demand(Kind.MEMORY, amount, gpus), memory[0].members)
     return tuple(split if part is memory[0] else part for part in parts)
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.claim_values import UUIDS, claim_json, part_json, whole_json
 from tests.programs.inspect.test_inspect_program import NO_AGENT, World, gpu, node, pod
+from tests.programs.inspect.test_terminal import terminal
 
 GROUP = "resource.k8s.io"
 FORBIDDEN = [["list", "resourceclaims", ""]]
@@ -177,3 +178,18 @@ def test_why_without_the_right_to_claims_names_the_right(both: World, capsys: py
         "The explanation is incomplete: the right to list resourceclaims.resource.k8s.io in the namespace default is "
         "missing"
     )
+
+
+def test_top_explains_the_pods_of_a_claim_and_says_how_one_without_pods_is_looked_at(both: World) -> None:
+    """The row of a claim is no name of a pod: it has several, or none yet."""
+    with terminal(both, "top", width=140) as shown:
+        shown.until("default/claim:spare")
+        shown.press("\r")
+        shown.until("kubectl -n default describe resourceclaim spare")
+        shown.press("\r")
+        shown.until("default/claim:spare")
+        shown.press("\x1b[F\r")
+        said = shown.until("pod ml/b cannot be read")
+        assert "pod ml/a cannot be read" in said
+        shown.press("q")
+        assert shown.end() == 0

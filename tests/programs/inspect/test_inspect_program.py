@@ -958,7 +958,7 @@ def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.Capt
         ),
         (["--port=1"], "--port goes with web, and not with no command (the overview); leave it out"),
         (["doctor", "--no-browser"], "--no-browser goes with web, and not with doctor; leave it out"),
-        (["web", "--port=70000"], "--port: choose one from 1024 to 65535, or leave it out; see"),
+        (["web", "--port=70000"], "--port: choose one from 0 to 65535, or leave it out; see"),
         (["web"], "web: this build has no page; install the package gpu-device-plugin"),
         (["prices", "n1"], "prices: too many arguments; see kubectl inspect gpushare prices --help"),
         (["prices", "-o", "wide"], "-o/--output: invalid choice: 'wide' (choose from 'json'); see"),

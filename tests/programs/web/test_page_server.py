@@ -70,16 +70,13 @@ class Users(LocalCallers):
 class User(Caller):
     namespaces: dict[str, set[str]] = field(default_factory=dict)
 
-    async def may_see_nodes(self) -> bool:
-        return True
-
     async def may_see(self, namespace: str) -> bool:
         return namespace in self.namespaces[self.user]
 
 
 class NoNodes(User):
-    async def may_see_nodes(self) -> bool:
-        return False
+    async def may(self, _verb: str, resource: str, _namespace: str) -> bool:
+        return resource != "nodes"
 
 
 class WithoutNodes(Users):

@@ -14,20 +14,30 @@ import gpu_device_plugin
 from gpu_device_plugin.features.capacity.report import makes_room, stays
 from gpu_device_plugin.features.capacity.rules.movable import Move, PlannedPod, UnmovableReason
 from gpu_device_plugin.features.elastic.report import resizes
+from gpu_device_plugin.features.history.rules.slowness import CHECKS, slowness
 from gpu_device_plugin.features.use.report import of_pod
 from gpu_device_plugin.kubernetes.client.errors import Call
-from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_HELD, MEMORY_LIMIT, MEMORY_PROMISED
+from gpu_device_plugin.model.contract.keys import (
+    GPU_POLICY,
+    MEMORY_GUARANTEE,
+    MEMORY_HELD,
+    MEMORY_LIMIT,
+    MEMORY_PROMISED,
+    SPLIT_LABEL,
+    USE_UUID,
+)
 from gpu_device_plugin.model.limits import CHOOSABLE
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.programs.web.watched import missing_right
 from gpu_device_plugin.report.rules.finding import Finding, Message, ago, few, note
 from gpu_device_plugin.report.rules.node_answers import NodeAnswer, describe, explain, what_makes_room, why_waits
-from gpu_device_plugin.report.rules.pod_causes import Kept
+from gpu_device_plugin.report.rules.pod_causes import Kept, told
 from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
-from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Impossible, ask
 from gpu_device_plugin.settings.common import ResourceSettings
 from tests.reporting import answers
 from tests.reports import ASKED, SINCE, part, report
+from tests.slow_pods import CAUSES, NOW, history, series
 from tests.views import node_view, pod_on, put_aside
 
 PACKAGE = Path(gpu_device_plugin.__file__).parent
@@ -36,22 +46,24 @@ FEATURES = ("capacity", "claims", "conflicts", "elastic", "mig", "over_use", "us
 SOURCES = (
     *(
         PACKAGE / "scheduler/rules/fitting.py",
+        PACKAGE / "scheduler/rules/pod_demand.py",
+        PACKAGE / "model/contract/gpu_preferences.py",
         PACKAGE / "scheduler/rules/filter_failure.py",
         PACKAGE / "scheduler/rules/node_constraints.py",
     ),
     *(PACKAGE / "report/why_pod.py", *(PACKAGE / "report/rules").glob("*.py")),
     *(PACKAGE / f"features/{each}/report.py" for each in FEATURES),
+    *(PACKAGE / f"features/history/rules/{each}.py" for each in ("gpu_window", "slowness")),
     *(PACKAGE / "programs/web").glob("*.py"),
     PACKAGE / "kubernetes/agent_reader.py",
 )
-"""Where messages for the page are made. What follows a heading "The doctor" is for the terminal alone.
-
-Why a running pod is slow (`features.history.rules.slowness`) has no Chinese form, and is said in English as a whole.
-"""
+"""Where messages for the page are made. What follows a heading "The doctor" is for the terminal alone."""
 MADE_OF_PARTS = {
     *(f"plan-{each}" for each in ("none-found", "none-needed", "fewest", "fewer")),
     *(f"kept-by-{each}" for each in ("advisory", "driver", "mps", "custom")),
-    *(f"{each}-ago" for each in ("s", "min", "h", "days")),
+    *(unit + ago for unit in ("s", "min", "h", "days") for ago in ("", "-ago")),
+    *(f"check-{name.replace(' ', '-')}" for name, _ in CHECKS),
+    *(f"slowed-by-{each}" for each in ("heat", "power-brake", "hardware", "sync", "power-cap")),
     *(stays(each).code for each in UnmovableReason),
 }
 NOT_TOLD = {stays(UnmovableReason[each]).code for each in ("ENDING", "HELD", "PLANNED", "MOVED")} | {
@@ -60,7 +72,7 @@ NOT_TOLD = {stays(UnmovableReason[each]).code for each in ("ENDING", "HELD", "PL
 }
 NAMES = re.compile(
     r"kubectl -n [^;\uff1b\u3002]*|kubectl label node|[\w.-]*(?:gpushare|kube|gpu)[\w.=-]*|[\w.-]+/[\w./-]+|NVIDIA_\w+"
-    r"|\?\w+=|nvidia-[\w-]+|-cgi|\b(?:GiB|MiB|GPUs?|MIG|Pod|API|CUDA|HTTP|MPS|UUID|DRA|Kubernetes|Tesla|ClusterRole"
+    r"|\?\w+=|nvidia-[\w-]+|-cgi|\b(?:use-uuid|fit|binpack|spread|CPU|PCIe|MHz|POWER|CLOCK|GiB|MiB|GPUs?|MIG|Pod|API|CUDA|HTTP|MPS|UUID|DRA|Kubernetes|Tesla|ClusterRole"
     r"|ConfigMap|ResourceClaim|ResourceClaimTemplate|DeviceClass|DaemonSet|PodDisruptionBudget|NAMESPACE|POSITION|NAME"
     r"|NODE|PROFILE|emptyDir|hostPath|safe-to-evict|schedulerName|nodeName|extendedResourceName|borrowers"
     r"|default-scheduler|default|smi|mig|whole|memory|admin|history|incidents|list|pods|nodes|off|false|true"
@@ -106,11 +118,20 @@ def calls() -> Iterator[tuple[str, set[str] | None]]:
             match call:
                 case ast.Call(
                     func=ast.Name(
-                        "note" | "Clause" | "Unknown" | "_cause" | "resolvable" | "unresolvable" | "FilterFailure"
+                        "note"
+                        | "Clause"
+                        | "_ImpossibleError"
+                        | "Unknown"
+                        | "_cause"
+                        | "resolvable"
+                        | "unresolvable"
+                        | "FilterFailure"
                     ),
                     args=[ast.Constant(str(code)), *_],
                 ):
                     names = {each.arg for each in call.keywords}
+                    if path.name == "slowness.py" and call.func.id == "_cause":  # type: ignore[attr-defined]
+                        names |= {"gpu", "period", "likewise"}
                     whole = None in names or call.func.id in {"Clause", "FilterFailure"}  # type: ignore[attr-defined]
                     yield code, None if whole else {str(each) for each in names}
 
@@ -181,6 +202,19 @@ def findings() -> Iterator[Finding | None]:
     yield from (missing_right(Call("list", "pods", namespace=space)) for space in ("", "default"))
     yield from map(ago, (None, 3.0, 300.0, 9e3, 9e5))
     yield few(tuple("xxx" for _ in range(9)))
+    for annotations, labels, mem, count in (
+        *(({}, {SPLIT_LABEL: "x"}, 4, 0), ({}, {SPLIT_LABEL: "3"}, 4, 0), ({}, {SPLIT_LABEL: "9999"}, 4, 0)),
+        *(({USE_UUID: " "}, {}, 4, 0), ({GPU_POLICY: "xxx"}, {}, 4, 0), ({}, {}, 1 << 30, 0), ({}, {}, 4, 1)),
+    ):
+        container = Container("main", ContainerKind.APP, 0, {RESOURCES[0].name: mem, RESOURCES[1].name: count})
+        no = ask(replace(pod, annotations=annotations, labels=labels, containers=(container,)), RESOURCES)
+        assert isinstance(no, Impossible)
+        yield told(no.why)
+    healthy = history(pcie_percent=series(50))
+    for slow in (*(slow for slow, _ in CAUSES.values()), healthy, replace(healthy, containers=())):
+        yield from slowness([slow], "default", "train", NOW)
+        yield from slowness([slow], "default", "train", NOW, lambda _: False)
+    yield from slowness([healthy], "default", "train", NOW + 9e3)
 
 
 def messages(of: object) -> Iterator[Message]:

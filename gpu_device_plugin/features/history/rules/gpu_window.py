@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpu_device_plugin.features.history.contract import ContainerHistory, GpuHistory, NodeHistory, Series
 from gpu_device_plugin.model.telemetry import GpuTelemetry
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.report.rules.printing import duration
+from gpu_device_plugin.report.rules.finding import Finding, lasting, note
 
 RECENT_S = 15 * 60.0
 """What slows a pod now shows in these last seconds."""
@@ -23,8 +23,8 @@ _PAUSE_STEPS = 4
 """A cause that pauses for fewer steps goes on."""
 _SHORTEST_STEP_S, _LONGEST_STEP_S = 0.1, RECENT_S
 
-_IDLE = "the pod hardly kept the multiprocessors busy"
-_UNKNOWN = "how busy the pod kept the multiprocessors is not known"
+_IDLE = note("hardly-busy", "the pod hardly kept the multiprocessors busy")
+_UNKNOWN = note("busy-unknown", "how busy the pod kept the multiprocessors is not known")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Held:
     """Part of the time in which it could have held, 0 to 1."""
     at: tuple[int, ...]
     """The steps in which it held."""
-    period: str
+    period: Finding
     """How long it held, and since when without a pause or until when, as a clause."""
 
 
@@ -79,23 +79,26 @@ class GpuWindow:
         return tuple(active or newest.values())
 
     @property
-    def short(self) -> str:
-        """That the pod has not been there for long enough, as a clause; empty: it has."""
-        seen_s = self.lasted_s(self.present)
-        return f"its figures cover {duration(seen_s)}, less than {duration(LEAST_S)}" if seen_s < LEAST_S else ""
+    def short(self) -> Finding | None:
+        """That the pod has not been there for long enough, as a clause; None: it has."""
+        if (seen_s := self.lasted_s(self.present)) >= LEAST_S:
+            return None
+        text = "its figures cover {seen}, less than {least}"
+        return note("history-short", text, seen=lasting(seen_s), least=lasting(LEAST_S))
 
     @property
-    def unready(self) -> str:
-        """Why nothing can be said about the pod's work, as a clause; empty: something can."""
+    def unready(self) -> Finding | None:
+        """Why nothing can be said about the pod's work, as a clause; None: something can."""
         if self.short or self.lasted_s(self.works) >= LEAST_S:
             return self.short
         return _IDLE if self.lasted_s([value is not None for value in self.sm]) >= LEAST_S else _UNKNOWN
 
     @property
-    def untold(self) -> str:
+    def untold(self) -> Finding:
         """Why the condition of the GPU lacks something, as a clause."""
-        mig = self.gpu.uuid.startswith("MIG-")
-        return "MIG instances have none of their own" if mig else "not read, or not told by the driver"
+        if self.gpu.uuid.startswith("MIG-"):
+            return note("condition-of-no-instance", "MIG instances have none of their own")
+        return note("condition-untold", "not read, or not told by the driver")
 
     def lasted_s(self, flags: Sequence[bool]) -> float:
         """Return for how many of the last seconds a flag was set."""
@@ -105,10 +108,10 @@ class GpuWindow:
         """Return the sum of several series by step, with the length of the window; None where none is known."""
         return _total(series, len(self.sm))
 
-    def held(self, flags: Sequence[bool | None], unknown: str, *, idle: bool = False) -> Held | str | None:
+    def held(self, flags: Sequence[bool | None], unknown: Finding, *, idle: bool = False) -> Held | Finding | None:
         """Return whether a flag was set for long enough while the pod worked, or with `idle` while it was there.
 
-        A flag is None where it is not known; a text says why it is not known for long enough, `unknown` or the pod.
+        A flag is None where it is not known; a clause says why it is not known for long enough, `unknown` or the pod.
         """
         during = self.present if idle else self.works
         known = [at for at, flag in enumerate(flags) if during[at] and flag is not None]
@@ -119,17 +122,24 @@ class GpuWindow:
         for_s = len(steps) * self.step_s
         if for_s < max(LEAST_S, of_s * _MATTERS):
             return None
-        period = f"for {duration(for_s)} of the {duration(of_s)} in which the pod {'was there' if idle else 'worked'}"
         first, pause = steps[-1], 0
         for at in reversed(known[: known.index(first)]):
             first, pause = (at, 0) if flags[at] else (first, pause + 1)
             if pause == _PAUSE_STEPS:
                 break
         ended = steps[-1] < len(flags) - _PAUSE_STEPS
+        end: Finding | str = ""
         if self.at_s is not None:
             ago = len(flags) - 1 - (steps[-1] if ended else first)
-            period += f", {'until' if ended else 'since'} {rfc3339(self.at_s - ago * self.step_s)}"
-        return Held(for_s / of_s, steps, period)
+            then = rfc3339(self.at_s - ago * self.step_s)
+            end = (
+                note("lasted-until", ", until {at}", at=then) if ended else note("lasts-since", ", since {at}", at=then)
+            )
+        text = "for {part} of the {whole} in which the pod "
+        held = note("held-there", f"{text}was there{{end}}", part=lasting(for_s), whole=lasting(of_s), end=end)
+        if not idle:
+            held = replace(held, code="held-working", text=f"{text}worked{{end}}")
+        return Held(for_s / of_s, steps, held)
 
 
 def windows(history: NodeHistory, namespace: str, pod: str, at_s: float | None) -> Iterator[GpuWindow]:

@@ -13,12 +13,12 @@ from gpu_device_plugin.features.history.rules.gpu_window import LEAST_S, RECENT_
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.telemetry import BY_HEAT, SLOWING, GpuTelemetry, Throttle
 from gpu_device_plugin.model.times import epoch_s
-from gpu_device_plugin.report.rules.finding import Finding, Unknown, grouped, note, warning
-from gpu_device_plugin.report.rules.printing import counted, duration, first, mib, ranges
+from gpu_device_plugin.report.rules.finding import Finding, Parameter, Unknown, few, grouped, lasting, note, warning
+from gpu_device_plugin.report.rules.printing import mib, ranges
 
 Cause: TypeAlias = tuple[float, Finding]
 """The part of the pod's speed that something may have cost, 0 to 1: an estimate that orders the causes; and what."""
-Verdict: TypeAlias = Cause | str | None
+Verdict: TypeAlias = Cause | Finding | None
 """A cause; None: there is none; or why that is not known, as a clause."""
 MaySee: TypeAlias = "Callable[[str], bool]"
 """Says of a namespace whether the reader may see its pods, and of the empty name whether of all namespaces."""
@@ -65,7 +65,7 @@ _SLOWDOWNS: Mapping[str, tuple[int, str, str]] = {
 """By code: bits, words and advice."""
 _TOLD_BY_OTHERS: Mapping[int, int] = {Throttle.HARDWARE: Throttle.HARDWARE_HEAT | Throttle.POWER_BRAKE}
 """Bits beside which a bit is only their summary."""
-_NO_MEMORY = "how much memory is used is not known"
+_NO_MEMORY = note("memory-use-unknown", "how much memory is used is not known")
 _ASSUMED_LOSS = 0.3
 """Part of the speed that a slowdown costs where the clock is not known."""
 
@@ -94,15 +94,15 @@ def _slowed(code: str, window: GpuWindow, _: MaySee) -> Verdict:
         return None
     facts = [clock] if current and clock else []
     if capped and now.power_mw is not None and limit is not None:
-        facts.append(f"it draws {now.power_mw // 1000} of {limit // 1000} W")
+        facts.append(note("draws", "it draws {watts} of {limit} W", watts=now.power_mw // 1000, limit=limit // 1000))
     if capped and lowered and default is not None:
-        facts.append(f"its default limit is {default // 1000} W")
+        facts.append(note("default-limit", "its default limit is {watts} W", watts=default // 1000))
     if bits & Throttle.HEAT and now.temperature_c is not None:
-        facts.append(f"it is at {now.temperature_c} °C")
-    text = "GPU {gpu} is slowed by {reason}, {period}{facts}. {advice}."
-    told = "".join(f"; {fact}" for fact in facts)
+        facts.append(note("is-warm", "it is at {celsius} °C", celsius=now.temperature_c))
+    told = "; {facts:+; }" if facts else ""
+    text = f"GPU {{gpu}} is slowed by {reason}, {{period}}{told}. {advice}."
     loss = 1 - speed if current and clock else _ASSUMED_LOSS
-    return _cause(code, text, window, loss, held, reason=reason, facts=told, advice=advice)
+    return _cause(code, text, window, loss, held, facts=tuple(facts))
 
 
 def _clocks_low(window: GpuWindow, _: MaySee) -> Verdict:
@@ -120,12 +120,13 @@ def _clocks_low(window: GpuWindow, _: MaySee) -> Verdict:
     return _cause("clocks-low", text, window, 1 - speed, facts=clock)
 
 
-def _clock(now: GpuTelemetry) -> tuple[float, str]:
+def _clock(now: GpuTelemetry) -> tuple[float, Finding | None]:
     """Return the part of the highest clock, and a clause with both; 1 and none if it is not known."""
     clock, most = now.sm_clock_mhz, now.sm_clock_max_mhz
     if clock is None or most is None or not 0 < clock <= most:
-        return 1.0, ""
-    return clock / most, f"its multiprocessors run at {clock:,} of {most:,} MHz"
+        return 1.0, None
+    text = "its multiprocessors run at {clock} of {most} MHz"
+    return clock / most, note("runs-at", text, clock=f"{clock:,}", most=f"{most:,}")
 
 
 def _neighbours(window: GpuWindow, may_see: MaySee) -> Verdict:
@@ -136,7 +137,8 @@ def _neighbours(window: GpuWindow, may_see: MaySee) -> Verdict:
         None if other is None else other >= _TAKES_PERCENT and max(busy or 0, other + (own or 0)) >= _BUSY_PERCENT
         for other, own, busy in zip(others, window.sm, window.total(window.gpu.sm_percent), strict=True)
     ]
-    held = window.held(flags, "how busy its neighbours keep the multiprocessors is not known")
+    unknown = note("neighbours-unknown", "how busy its neighbours keep the multiprocessors is not known")
+    held = window.held(flags, unknown)
     if not isinstance(held, Held):
         return held
     percent = _percent(_mean(others, held.at))
@@ -160,13 +162,16 @@ def _memory_full(window: GpuWindow, may_see: MaySee) -> Verdict:
         return None if isinstance(held, Held) else held
     left = max(0, min(granted, round(total - _mean(taken, held.at))))
     text = "Others left {left} of GPU {gpu} for the {granted} that the pod was granted, {period}: {who}."
-    who = _largest(window, held, may_see, "used_mib", lambda mean: mib(round(mean))) or "processes of no pod"
+    nobody = note("nobodys", "processes of no pod")
+    who = _largest(window, held, may_see, "used_mib", lambda mean: mib(round(mean))) or nobody
     loss = 1 - left / granted
     return _cause("memory-full", text, window, loss, held, left=mib(left), granted=mib(granted), who=who)
 
 
-def _largest(window: GpuWindow, held: Held, may_see: MaySee, field: str, shown: Callable[[float], str]) -> str:
-    """Return the neighbours with the largest means of a series while something held."""
+def _largest(
+    window: GpuWindow, held: Held, may_see: MaySee, field: str, shown: Callable[[float], str]
+) -> Finding | str:
+    """Return the neighbours with the largest means of a series while something held; empty: there are none."""
     hidden = "pods that you may not see"
     by_pod = grouped(
         (f"{each.namespace}/{each.pod}" if may_see(each.namespace) else hidden, getattr(each, field))
@@ -174,7 +179,12 @@ def _largest(window: GpuWindow, held: Held, may_see: MaySee, field: str, shown: 
     )
     means = {name: _mean(window.total(*theirs), held.at) for name, theirs in by_pod.items()}
     order = sorted((name for name in means if means[name] >= 1), key=lambda name: (-means[name], name))
-    return first([f"{name} {shown(means[name])}" for name in order])
+    who: dict[str, str | Finding] = {hidden: note("pods-hidden", hidden)}
+    return (
+        few([note("has-of", "{pod} {amount}", pod=who.get(name, name), amount=shown(means[name])) for name in order])
+        if order
+        else ""
+    )
 
 
 def _starved(window: GpuWindow, _: MaySee) -> Verdict:
@@ -184,7 +194,8 @@ def _starved(window: GpuWindow, _: MaySee) -> Verdict:
         None if sm is None or cpu is None else cpu >= _CPU_PERCENT and sm < _WAITS_PERCENT
         for sm, cpu in zip(window.sm, most, strict=True)
     ]
-    held = window.held(flags, "how its CPU limit holds it back is not known", idle=True)
+    unknown = note("cpu-limit-unknown", "how its CPU limit holds it back is not known")
+    held = window.held(flags, unknown, idle=True)
     if not isinstance(held, Held):
         return held
     if window.lasted_s([bool(sm) for sm in window.sm]) < window.lasted_s(window.present) * _FED:
@@ -207,16 +218,17 @@ def _thrashes(window: GpuWindow, _: MaySee) -> Verdict:
     pairs = [(used[at] or 0, after) for at in held.at if at + 1 < len(used) and (after := used[at + 1]) is not None]
     falls, works = sum(before - after >= most * _FALL for before, after in pairs), window.works
     paging = _percent(_mean(window.total(window.gpu.pcie_percent), [at for at in held.at if works[at]]))
-    signs = [f"its use fell {counted(falls, 'time')}"] * (falls >= _FALLS)
-    signs += [f"PCIe carried {paging} % of what it can"] * (paging >= _PAGING_PERCENT)
+    signs = [note("use-fell", "its use fell {n:time}", n=falls)] * (falls >= _FALLS)
+    carried = note("pcie-carried", "PCIe carried {percent} % of what it can", percent=paging)
+    signs += [carried] * (paging >= _PAGING_PERCENT)
     if not signs or held.share < 0.5:  # "most of the time": the cache of an allocator may fill it at times
         return None
     text = (
-        "The pod has too little memory: it used {used} of at most {most} on GPU {gpu}, {period}; {signs}. It needs "
-        "more, or smaller batches."
+        "The pod has too little memory: it used {used} of at most {most} on GPU {gpu}, {period}; {signs:+ and }. It "
+        "needs more, or smaller batches."
     )
-    said = {"used": mib(round(_mean(used, held.at))), "most": mib(most), "signs": " and ".join(signs)}
-    return _cause("memory-thrash", text, window, 0.9, held, **said)
+    mean = mib(round(_mean(used, held.at)))
+    return _cause("memory-thrash", text, window, 0.9, held, used=mean, most=mib(most), signs=tuple(signs))
 
 
 def _pcie_full(window: GpuWindow, _: MaySee) -> Verdict:
@@ -247,11 +259,15 @@ def _pcie_link(window: GpuWindow, _: MaySee) -> Verdict:
     percent = _percent(_mean(traffic, steps)) if steps else _TRAFFIC_PERCENT
     if not (narrow or slow) or percent < _TRAFFIC_PERCENT:
         return None
-    links = [f"{lanes} of {most} lanes"] * narrow + [f"generation {generation} of {newest}"] * slow
-    carried = f", and it carried {percent} % of that while the pod worked" if steps else ""
-    text = "The PCIe link of GPU {gpu} is slower than it could be: {facts}{carried}. Reseat it, and see its slot."
+    links = [note("lanes", "{n} of {most} lanes", n=lanes, most=most)] * narrow
+    links += [note("generation", "generation {n} of {newest}", n=generation, newest=newest)] * slow
+    also = note("carried", ", and it carried {percent} % of that while the pod worked", percent=percent)
+    carried = also if steps else ""
+    text = (
+        "The PCIe link of GPU {gpu} is slower than it could be: {facts:+ and }{carried}. Reseat it, and see its slot."
+    )
     loss = (1 - (lanes / most if narrow else 1) * (generation / newest if slow else 1)) * percent / 100
-    return _cause("pcie-link-slow", text, window, loss, facts=" and ".join(links), carried=carried)
+    return _cause("pcie-link-slow", text, window, loss, facts=tuple(links), carried=carried)
 
 
 def _degraded(window: GpuWindow, _: MaySee) -> Verdict:
@@ -259,13 +275,13 @@ def _degraded(window: GpuWindow, _: MaySee) -> Verdict:
     if all(each is None for each in (now.ecc_uncorrected, now.ecc_corrected, now.repair_pending, now.repair_failed)):
         return window.untold
     corrected, uncorrected = now.ecc_corrected or 0, now.ecc_uncorrected or 0
-    facts = [counted(uncorrected, "uncorrected error")] * (uncorrected > 0)
-    facts += [counted(corrected, "corrected error")] * (corrected >= _MANY_CORRECTED)
-    facts += ["a row that could not be replaced"] * bool(now.repair_failed)
-    facts += ["rows or pages that wait to be replaced"] * bool(now.repair_pending)
-    text = "The memory of GPU {gpu} has faults: {facts}. Drain and reset the GPU; replace it if they come again."
+    facts = [note("uncorrected", "{n:uncorrected error}", n=uncorrected)] * (uncorrected > 0)
+    facts += [note("corrected", "{n:corrected error}", n=corrected)] * (corrected >= _MANY_CORRECTED)
+    facts += [note("row-not-replaced", "a row that could not be replaced")] * bool(now.repair_failed)
+    facts += [note("rows-wait", "rows or pages that wait to be replaced")] * bool(now.repair_pending)
+    text = "The memory of GPU {gpu} has faults: {facts:+, }. Drain and reset the GPU; replace it if they come again."
     # They end programs more often than they slow them, so other causes come first.
-    return _cause("gpu-degraded", text, window, 0.02, facts=", ".join(facts)) if facts else None
+    return _cause("gpu-degraded", text, window, 0.02, facts=tuple(facts)) if facts else None
 
 
 CHECKS: tuple[tuple[str, Callable[[GpuWindow, MaySee], Verdict]], ...] = (
@@ -283,7 +299,7 @@ CHECKS: tuple[tuple[str, Callable[[GpuWindow, MaySee], Verdict]], ...] = (
 
 
 def _cause(
-    code: str, text: str, window: GpuWindow, loss: float, held: Held | None = None, **parameters: str | int
+    code: str, text: str, window: GpuWindow, loss: float, held: Held | None = None, **parameters: Parameter
 ) -> Cause:
     """Return a cause that costs a part of the speed while it holds; without `held` it is told of one moment."""
     if held is not None:
@@ -332,29 +348,35 @@ def slowness(
             at_s = None
         if at_s is not None and now - at_s > RECENT_S:
             text = "The figures of its node's agent are {age} old, so they do not tell whether it is slow."
-            return (Unknown("history-old", text, age=duration(now - at_s)),)
+            return (Unknown("history-old", text, age=lasting(now - at_s)),)
         found |= {window.gpu.uuid: window for window in windows(history, namespace, pod, at_s)}
     if not found:
         return (Unknown("history-empty", "Its node's agent has no figures of it that tell whether it is slow."),)
     # A pod of the same name may have had other GPUs within the hour.
     seen = [window for window in found.values() if any(window.present[at] for at in window.recent)]
     causes: list[Cause] = []
-    looked, unlooked = dict[str, None](), dict[str, dict[str, None]]()
+    looked, unlooked, whys = dict[str, None](), dict[str, dict[str, None]](), dict[str, Finding]()
     for window in seen or found.values():
         for name, check in CHECKS:
             match check(window, may_see):
                 case None:
                     looked[name] = None
-                case str() as why:
-                    unlooked.setdefault(why, {})[name] = None
+                case Finding() as why:
+                    whys[str(why)] = why
+                    unlooked.setdefault(str(why), {})[name] = None
                 case cause:
                     causes.append(cause)
     findings = [*_merged(causes)]
     if looked and not causes:
-        findings.append(_nothing(seen or [*found.values()], ", ".join(looked)))
+        findings.append(_nothing(seen or [*found.values()], _named(looked)))
     text = "Not looked at: {checks} ({why})."
-    findings += [Unknown("not-looked-at", text, checks=", ".join(each), why=why) for why, each in unlooked.items()]
+    findings += [Unknown("not-looked-at", text, checks=_named(each), why=whys[why]) for why, each in unlooked.items()]
     return tuple(findings)
+
+
+def _named(checks: Iterable[str]) -> Finding:
+    named = (note(f"check-{each.replace(' ', '-')}", each) for each in checks)
+    return note("checks", "{checks:+, }", checks=tuple(named))
 
 
 def _merged(causes: Iterable[Cause]) -> Iterator[Finding]:
@@ -366,15 +388,13 @@ def _merged(causes: Iterable[Cause]) -> Iterator[Finding]:
         yield replace(strongest, text=text, parameters={**strongest.parameters, "likewise": gpus})
 
 
-def _nothing(seen: Sequence[GpuWindow], looked: str) -> Finding:
+def _nothing(seen: Sequence[GpuWindow], looked: Finding) -> Finding:
     busy = [value for window in seen for at in window.recent if (value := window.sm[at]) is not None]
-    period = duration(max(window.lasted_s(window.present) for window in seen))
+    period = lasting(max(window.lasted_s(window.present) for window in seen))
     text = "Nothing was found that slowed it in the last {period}; looked at: {checks}."
-    if not busy:
-        return note("nothing-slows-it", text, period=period, checks=looked)
-    text += " It kept the multiprocessors busy for {percent} % of it."
-    percent = max(0, min(100, sum(busy) // len(busy)))
-    return note("nothing-slows-it", text, period=period, checks=looked, percent=percent)
+    percent = {"percent": max(0, min(100, sum(busy) // len(busy)))} if busy else {}
+    text += " It kept the multiprocessors busy for {percent} % of it." if busy else ""
+    return note("nothing-slows-it", text, period=period, checks=looked, **percent)
 
 
 async def histories_of(pod: Pod, read: Callable[[str], Awaitable[NodeHistory]]) -> list[NodeHistory]:

@@ -12,6 +12,7 @@ export class Cluster {
 
   /** Takes an event; returns whether anything but the time changed. */
   take(event, data) {
+    for (const node of data.nodes ?? NONE) for (const gpu of node.gpus) shareNames(gpu);
     if (event === "cluster") {
       this.nodes = new Map(data.nodes.map((node) => [node.name, node]));
       this.#sorted = null;
@@ -42,21 +43,37 @@ export class Cluster {
 
 let byName = null; // it takes its time to make
 
+const names = new Map();
+const once = (name) => names.get(name) ?? (names.set(name, name), name);
+
+/** Has GPUs and pods share the texts of models and namespaces, of which each has one of its own as it is parsed. */
+function shareNames(gpu) {
+  if (gpu.model) gpu.model = once(gpu.model);
+  for (const part of partsOf(gpu)) if (part.namespace) part.namespace = once(part.namespace);
+}
+
 /** Whether pods can be scheduled to a node now. */
 export function takesPods(node) {
   return Boolean(node.ready) && !node.unschedulable;
 }
 
-const rows = new WeakMap();
+/** A function of a node whose value is kept with the node: a change replaces it as a whole. */
+function kept(make) {
+  const known = new WeakMap();
+  return (node) => {
+    if (!known.has(node)) known.set(node, make(node));
+    return known.get(node);
+  };
+}
 
-/** The GPUs of a node and its MIG instances, by position; those that are given whole have their `resource`. Kept with the node. */
+const withInstances = kept((node) => {
+  const whole = node.instances.flatMap(({ resource, instances }) => (instances ?? []).map((gpu) => ({ ...gpu, resource })));
+  return [...node.gpus, ...whole].sort((a, b) => a.index - b.index);
+});
+
+/** The GPUs of a node and its MIG instances, by position; those that are given whole have their `resource`. */
 export function gpusOf(node) {
-  if (!node.instances) return node.gpus;
-  if (!rows.has(node)) {
-    const whole = node.instances.flatMap(({ resource, instances }) => (instances ?? []).map((gpu) => ({ ...gpu, resource })));
-    rows.set(node, [...node.gpus, ...whole].sort((a, b) => a.index - b.index));
-  }
-  return rows.get(node);
+  return node.instances ? withInstances(node) : node.gpus;
 }
 
 const NONE = [];
@@ -76,17 +93,14 @@ export function stateOf(subject, code) {
   return subject.states?.find((state) => state.code === code);
 }
 
-const problems = new WeakMap();
 const isBad = ({ tone }) => tone === "bad";
 
 /**
- * The bad states on a node, as a list of {kind, state, node, gpu, part}; kept with the node: a change replaces it as a whole.
+ * The bad states on a node, as a list of {kind, state, node, gpu, part}.
  *
  * `kind` is the state's code, and "node" for the node's own, of which the worst counts. `namespaces` are those that it concerns.
  */
-export function problemsOf(node) {
-  const known = problems.get(node);
-  if (known !== undefined) return known;
+export const problemsOf = kept((node) => {
   const found = [];
   const namespacesOn = (gpus) => new Set(gpus.flatMap((gpu) => partsOf(gpu).map((part) => part.namespace ?? "")));
   const own = node.states?.find(isBad);
@@ -97,9 +111,8 @@ export function problemsOf(node) {
       for (const state of part.states ?? NONE) if (isBad(state)) found.push({ kind: state.code, state, node, gpu, part, namespaces: new Set([part.namespace ?? ""]) });
     }
   }
-  problems.set(node, found);
-  return found;
-}
+  return found.length ? found : NONE;
+});
 
 /** Whether memory in use on a node is known. */
 export function useKnown(node) {
@@ -132,28 +145,22 @@ export function partName(part) {
   return part.name === undefined ? null : `${part.namespace ? `${part.namespace}/` : ""}${part.name}`;
 }
 
-const models = new WeakMap();
+const counted = new Map();
 
-/** The models of a node's GPUs, each with their number; kept with the node. */
-export function modelsOf(node) {
-  if (!models.has(node)) {
-    const counts = new Map();
-    for (const gpu of gpusOf(node)) counts.set(gpu.model ?? "", (counts.get(gpu.model ?? "") ?? 0) + 1);
-    models.set(node, counts);
-  }
-  return models.get(node);
-}
-
-const namespaces = new WeakMap();
+/** The models of a node's GPUs, each with their number: the same value for all nodes that are equal in it. */
+export const modelsOf = kept((node) => {
+  const all = gpusOf(node).map((gpu) => gpu.model ?? "");
+  const key = all.join("\n");
+  if (!counted.has(key)) counted.set(key, new Map([...Map.groupBy(all, (model) => model)].map(([model, those]) => [model, those.length])));
+  return counted.get(key);
+});
 
 /**
  * What the pods of each namespace have of a node, as far as they are seen: {givenMiB, usedMiB, measuredGpus, gpus}. Of `gpus`
  * with pods of it, the use of all of them is known on `measuredGpus`. A node's other sums come from the server; these would
  * be longer than the pods that they are made of.
  */
-export function namespacesOf(node) {
-  const known = namespaces.get(node);
-  if (known !== undefined) return known;
+export const namespacesOf = kept((node) => {
   const all = new Map();
   for (const gpu of gpusOf(node)) {
     const used = new Map();
@@ -172,6 +179,5 @@ export function namespacesOf(node) {
       of.measuredGpus += 1;
     }
   }
-  namespaces.set(node, all);
   return all;
-}
+});

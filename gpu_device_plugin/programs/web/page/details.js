@@ -4,7 +4,7 @@ import { ageOf, memory, percent } from "./amounts.js";
 import { cardOf, meterOf } from "./cards.js";
 import { gpusOf, partName, partsOf, podToOpen, stateOf } from "./cluster.js";
 import { lookOf } from "./colours.js";
-import { classes, html, made, styled } from "./dom.js";
+import { classes, html, made } from "./dom.js";
 import { oneStop } from "./keys.js";
 import { gpuPast, incidentList, namespacePast, podPast, remembered } from "./past.js";
 import { planSection } from "./plans.js";
@@ -74,13 +74,12 @@ function use(each) {
     each.why,
   ].filter(Boolean).join(" · ");
   // Beyond the guarantee the bar goes on hatched, beyond the limit in red.
-  const meter = meterOf(given, each);
-  const [guarantee, limit, end] = [meter.guarantee, meter.limit, meter.used];
+  const { ends, guarantee, limit, used: end } = meterOf(given, each);
   return html`<div class=${classes("use", over && "use-over")}>
     <span class="gauge" aria-hidden="true">
-      <span class="gauge-fill" ${styled({ width: meter.ends(Math.min(guarantee, end)) })}></span>
-      <span class="borrowed" ${styled({ left: meter.ends(guarantee), width: meter.ends(Math.max(0, Math.min(limit, end) - guarantee)) })}></span>
-      <span class="excess" ?hidden=${end <= limit} ${styled({ left: meter.ends(limit) })}></span>
+      <span class="gauge-fill" .style=${`width: ${ends(Math.min(guarantee, end))}`}></span>
+      <span class="borrowed" .style=${`left: ${ends(guarantee)}; width: ${ends(Math.max(0, Math.min(limit, end) - guarantee))}`}></span>
+      <span class="excess" ?hidden=${end <= limit} .style=${`left: ${ends(limit)}`}></span>
     </span>
     <p><b>${t("gpu_name", { i: each.index ?? "?" })}</b> <span>${words}</span></p></div>`;
 }
@@ -113,7 +112,7 @@ export function namespaceDetails(ns, nodes, left, open, past) {
 
 /** A node, as it is known; `open.only` shows only it. `readAll` (element): was asked for all data; `past` as for a pod. */
 export function nodeDetails(node, open, readAll, past) {
-  const card = made(cardOf(node, open, () => true));
+  const card = made(cardOf(node, () => true));
   card.removeAttribute("role");
   for (const each of card.querySelectorAll(".gpu-i")) each.tabIndex = 0;
   oneStop(card, ".part");

@@ -30,7 +30,10 @@ function packed(strings) {
   return tight.get(strings);
 }
 
-/** The tag of a template. An attribute whose only value is null, undefined or false is not there. */
+/**
+ * The tag of a template. An attribute whose only value is null, undefined or false is not there. A style is set as a
+ * property, `.style`: the page's policy forbids the attribute. A text that is all of an element costs least as `.textContent`.
+ */
 export function html(strings, ...values) {
   return template(packed(strings), ...values.map(seen));
 }
@@ -45,27 +48,27 @@ export function classes(...names) {
   return names.filter(Boolean).join(" ");
 }
 
-/** Sets properties of the style ({name: value}), of an element in a template: the page's policy forbids the attribute. */
-export const styled = directive(class extends Directive {
-  #written = {};
-
-  update({ element }, [properties]) {
-    for (const [name, value] of Object.entries(properties)) {
-      if (this.#written[name] === value) continue;
-      this.#written[name] = value;
-      element.style.setProperty(name, value);
-    }
-    return noChange;
-  }
-});
-
-/** Has an element of a template written by hand: `write` (element). Its texts then are to go through `plain`. */
+/** Has an element of a template written by hand: `write` (element). Its texts then go through `plain`, as below. */
 export const byHand = directive(class extends Directive {
   update({ element }, [write]) {
     write(element);
     return noChange;
   }
 });
+
+/** Sets the text of an element that is written by hand, if it is another. */
+export function setText(element, value) {
+  const text = plain(value);
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** Sets its attributes, if they are others ({name: value}); empty ones are not there. */
+export function setAttributes(element, values) {
+  for (const [name, value] of Object.entries(values)) {
+    if (!value) element.removeAttribute(name);
+    else if (element.getAttribute(name) !== plain(value)) element.setAttribute(name, plain(value));
+  }
+}
 
 /** Items by their keys, in order. Keys that come twice are told apart by their order. */
 function byKey(items, keyOf) {

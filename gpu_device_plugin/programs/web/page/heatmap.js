@@ -1,7 +1,7 @@
 /** Shows every GPU of many nodes as a cell. */
 
 import { gpusOf, gpuUseKnown, isWhole, partsOf, takesPods } from "./cluster.js";
-import { byHand, classes, html, made, plain } from "./dom.js";
+import { byHand, classes, html, made, setAttributes } from "./dom.js";
 import { cellSaying, closedSaying } from "./sayings.js";
 
 /** The tile of a node. `by`: what the height of a cell shows, "given" or "used". */
@@ -31,7 +31,7 @@ function writeCell(cell, node, gpu, by) {
     isWhole(gpu) && "cell-whole",
   );
   cell.style.setProperty("--part", `${Math.round(100 * Math.min(1, part ?? 0))}%`);
-  cell.setAttribute("aria-label", plain(cellSaying(node, gpu)));
+  setAttributes(cell, { "aria-label": cellSaying(node, gpu) });
 }
 
 function partUsed(node, gpu) {

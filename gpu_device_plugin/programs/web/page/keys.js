@@ -1,20 +1,21 @@
 /** Moves the focus by arrow keys among many things that are one stop of the Tab key. */
 
+/** Moves the focus from one of `all` by an arrow key, Home or End. `beside` (step): what is below it, or above. */
+function move(event, here, all, beside) {
+  const at = all.indexOf(here);
+  const to = {
+    ArrowRight: () => all[at + 1], ArrowLeft: () => all[at - 1], Home: () => all[0], End: () => all.at(-1),
+    ArrowDown: () => beside(1), ArrowUp: () => beside(-1),
+  };
+  if (event.altKey || event.ctrlKey || event.metaKey || !Object.hasOwn(to, event.key)) return;
+  event.preventDefault();
+  to[event.key]()?.focus();
+}
+
 /** Among the parts of a card's bars: left and right on a bar, up and down between bars. */
 export function moveOnBars(event) {
   const part = event.target.closest?.(".part");
-  if (!part || event.altKey || event.ctrlKey || event.metaKey) return;
-  const bar = [...part.closest(".bar").querySelectorAll(".part")];
-  const here = bar.indexOf(part);
-  let to;
-  if (event.key === "ArrowRight") to = bar[here + 1];
-  else if (event.key === "ArrowLeft") to = bar[here - 1];
-  else if (event.key === "Home") [to] = bar;
-  else if (event.key === "End") to = bar.at(-1);
-  else if (event.key === "ArrowDown" || event.key === "ArrowUp") to = beside(part, event.key === "ArrowDown" ? 1 : -1);
-  else return;
-  event.preventDefault();
-  to?.focus();
+  if (part) move(event, part, [...part.closest(".bar").querySelectorAll(".part")], (step) => beside(part, step));
 }
 
 function beside(part, step) {
@@ -38,20 +39,12 @@ function nearest(elements, x) {
 /** Among the cells of the map. */
 export function moveOnMap(event) {
   const cell = event.target.closest?.(".cell");
-  if (!cell || event.altKey || event.ctrlKey || event.metaKey) return;
-  const tile = cell.closest(".tile");
+  if (!cell) return;
   const n = [...cell.parentElement.children].indexOf(cell);
-  let to;
-  if (event.key === "ArrowRight") to = cell.nextElementSibling ?? tile.nextElementSibling?.querySelector(".cell");
-  else if (event.key === "ArrowLeft") to = cell.previousElementSibling ?? [...(tile.previousElementSibling?.querySelectorAll(".cell") ?? [])].at(-1);
-  else if (event.key === "Home") to = tile.parentElement.querySelector(".cell");
-  else if (event.key === "End") to = [...(tile.parentElement.lastElementChild?.querySelectorAll(".cell") ?? [])].at(-1);
-  else if (event.key === "ArrowDown" || event.key === "ArrowUp") {
-    const other = tileBeside(tile, event.key === "ArrowDown");
-    to = other && (other.querySelectorAll(".cell")[n] ?? other.querySelector(".cell"));
-  } else return;
-  event.preventDefault();
-  to?.focus();
+  move(event, cell, [...event.currentTarget.querySelectorAll(".cell")], (step) => {
+    const other = tileBeside(cell.closest(".tile"), step > 0);
+    return other && (other.querySelectorAll(".cell")[n] ?? other.querySelector(".cell"));
+  });
 }
 
 function tileBeside(tile, down) {

@@ -84,11 +84,8 @@ export class Live {
       this.#tries += 1;
       this.#say.lost(why, delayMs);
       await new Promise((resolve) => {
-        const timer = setTimeout(resolve, delayMs);
-        this.#wake = () => {
-          clearTimeout(timer);
-          resolve();
-        };
+        this.#wake = resolve;
+        setTimeout(resolve, delayMs);
       });
     }
   }
@@ -96,8 +93,7 @@ export class Live {
   /** Reads one stream to its end; returns why it ended. */
   async #once(stopped) {
     const one = new AbortController();
-    const end = () => one.abort();
-    stopped.addEventListener("abort", end);
+    const ended = AbortSignal.any([stopped, one.signal]);
     let silent = false;
     let timer;
     const listen = () => {
@@ -109,25 +105,24 @@ export class Live {
     };
     listen();
     try {
-      const answer = await ask("live", { signal: one.signal });
+      const answer = await ask("live", { signal: ended });
       for await (const [name, data] of events(answer.body)) {
         listen();
         this.#tries = 0;
         const told = await parsed(data);
-        if (one.signal.aborted) break;
+        if (ended.aborted) break;
         this.#say.event(name, told);
       }
       return silent ? "silent" : "ended";
     } catch (error) {
       if (silent) return "silent";
       if (error instanceof Refused && error.status) return error;
-      if (error instanceof Refused || one.signal.aborted || error instanceof TypeError) return "unreachable";
+      if (error instanceof Refused || ended.aborted || error instanceof TypeError) return "unreachable";
       // An event that cannot be understood: the console has it, and the next stream begins with the whole cluster.
       reportError(error);
       return "ended";
     } finally {
       clearTimeout(timer);
-      stopped.removeEventListener("abort", end);
       one.abort();
     }
   }

@@ -2,7 +2,7 @@
 
 import * as address from "./address.js";
 import { setClock } from "./amounts.js";
-import { cardOf, isFilled } from "./cards.js";
+import { cardOf, isFilled, openAt } from "./cards.js";
 import { Cluster, gpusOf, hasPart, namespacesOf, partsOf, problemsOf } from "./cluster.js";
 import { gpuDetails, keyDetails, namespaceDetails, nodeDetails, podDetails } from "./details.js";
 import { html, reconciling, rewrite, show } from "./dom.js";
@@ -166,7 +166,7 @@ function* showNodes(shown, view, by) {
     const node = cluster.nodes.get(before.name) ?? before;
     return isWritten(node) && element ? null : write(node, element);
   };
-  const card = (node, element) => cardOf(node, open, matcher(node), { shallow: lazy && !(element && isFilled(element)) });
+  const card = (node, element) => cardOf(node, matcher(node), { shallow: lazy && !(element && isFilled(element)) });
   yield* reconciling(cards, view === "cards" ? shown : [], (node) => node.name, writing(card), (element, isNew) => {
     oneStop(element, ".part");
     if (isNew) seen.observe(element);
@@ -189,7 +189,7 @@ function* fillAll() {
     coming.delete(card);
     seen.unobserve(card);
     const node = cluster.nodes.get(card.dataset.node);
-    if (node && !isFilled(card)) rewrite(card, cardOf(node, open, matcher(node)));
+    if (node && !isFilled(card)) rewrite(card, cardOf(node, matcher(node)));
     oneStop(card, ".part");
     yield;
   }
@@ -202,7 +202,7 @@ function matcher(node) {
 /** Whether a node is written as it is, wherever it is shown; from now on it is taken to. */
 function isWritten(node) {
   // Only what is wrong has an age.
-  const now = `${look}\n${problemsOf(node).length || staleSaying(node) ? Math.floor(Date.now() / 60_000) : 0}`;
+  const now = problemsOf(node).length || staleSaying(node) ? `${look}\n${Math.floor(Date.now() / 60_000)}` : look;
   if (written.get(node) === now) return true;
   written.set(node, now);
   return false;
@@ -365,10 +365,9 @@ function listen() {
       go(typed, how);
       typed = {};
     };
-    if (!isTyping) return take();
+    if (!isTyping) take();
     // What is typed within one go is one step back.
-    typing = setTimeout(() => take({ replace: Object.keys(typed).some((name) => asked[name] && typed[name]) }), TYPING_MS);
-    return undefined;
+    else typing = setTimeout(() => take({ replace: Object.keys(typed).some((name) => asked[name] && typed[name]) }), TYPING_MS);
   });
   addEventListener("popstate", () => {
     const before = asked.lang;
@@ -419,9 +418,10 @@ function listen() {
     moveStop(event, ".gpus", ".part");
     moveStop(event, ".map", ".cell");
   });
-  $("map").addEventListener("click", (event) => {
-    const tile = event.target.closest(".tile");
-    if (tile) open.node(tile.dataset.node);
+  // Of thousands of cards and tiles a handler for each would be more than what they show.
+  addEventListener("click", ({ target }) => {
+    const node = cluster.nodes.get(target.closest("[data-node]")?.dataset.node);
+    if (node) openAt(target, node, open);
   });
   for (const event of ["scroll", "resize"]) addEventListener(event, () => looking.changed(), { passive: true });
   showTips(document);

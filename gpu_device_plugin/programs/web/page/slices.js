@@ -26,24 +26,16 @@ export class Slices {
   /** Does the work. What is being done goes on to its end, and is then done once more. */
   ask() {
     if (this.#work) this.#again = true;
-    else this.#start();
+    else this.restart();
   }
 
   /** Does the work from its beginning: what is being done has become wrong as a whole. */
   restart() {
-    if (this.#work) this.#work = this.#fresh();
-    else this.#start();
-  }
-
-  #start() {
-    this.#work = this.#fresh();
-    this.#next();
-  }
-
-  #fresh() {
+    const begun = this.#work !== null;
     this.#again = false;
     this.#startMs = 0;
-    return this.#begin();
+    this.#work = this.#begin();
+    if (!begun) this.#next();
   }
 
   /** Goes on after the next frame, whose painting is a task of its own then. A tab that is not seen has none. */
@@ -66,6 +58,6 @@ export class Slices {
     }
     if (!ended) return;
     this.#done({ start: this.#startMs });
-    if (this.#again) this.#start();
+    if (this.#again) this.restart();
   }
 }

@@ -46,7 +46,7 @@ function picture(words, content, look = "spark") {
 
 /** Where a value is drawn: the first at the beginning, the newest at the end. */
 function x(n, series) {
-  return ((Math.max(n, 2 - series.length) * WIDTH) / Math.max(1, series.length - 1)).toFixed(1);
+  return share(Math.max(n, 2 - series.length), series);
 }
 
 function share(n, series) {

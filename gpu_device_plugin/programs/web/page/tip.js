@@ -13,7 +13,8 @@ export function showTips(root) {
   };
   const show = (event) => {
     const element = event.target.closest?.(NAMED);
-    if (!element) return hide();
+    hide();
+    if (!element) return;
     put(tip, element.dataset.tip ?? element.getAttribute("aria-label") ?? "");
     tip.hidden = false;
     const at = element.getBoundingClientRect();
@@ -22,7 +23,6 @@ export function showTips(root) {
     const above = at.top - own.height - 8;
     tip.style.left = `${x}px`;
     tip.style.top = `${above > 8 ? above : at.bottom + 8}px`;
-    return undefined;
   };
   root.addEventListener("pointerover", show);
   root.addEventListener("pointerleave", hide);

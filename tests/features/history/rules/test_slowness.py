@@ -548,7 +548,7 @@ ALL = f"{GROUPS}, busy neighbours, its CPU limit, its memory limit, memory that 
 )  # fmt: skip
 def test_what_cannot_be_looked_at_is_told_with_the_reason(of: NodeHistory, unlooked: dict[str, str]) -> None:
     told = [each for each in slowness([of], "default", "train", NOW) if each.code == "not-looked-at"]
-    assert {frozenset(str(each.parameters["checks"]).split(", ")): each.parameters["why"] for each in told} == {
+    assert {frozenset(str(each.parameters["checks"]).split(", ")): str(each.parameters["why"]) for each in told} == {
         frozenset(checks.split(", ")): why for checks, why in unlooked.items()
     }
     assert all(each.severity is Severity.UNKNOWN and str(each).startswith("Not looked at: ") for each in told)
