@@ -169,7 +169,7 @@ async def test_filters_are_in_the_address_and_going_back_undoes_them(browser: Br
         await tab.until("document.querySelectorAll('.card').length === 2")
         assert (await sums(tab))["given"] == "82 GiB"
         assert await tab.run("location.search") == "?ns=serving"
-        assert await tab.run("document.querySelectorAll('.part-dim').length") == 6
+        await tab.until("document.querySelectorAll('.part-dim').length === 6")
         await tab.click("#f-q")
         await tab.type("rank")
         await tab.until("document.querySelectorAll('.card').length === 1 && location.search.includes('q=rank')")
