@@ -194,8 +194,8 @@ async def _why_of_row(
     """Explain the pods of a row of `top`: a claim has several, or none yet, see `claimed_gpus.label`."""
     namespace, _, name = row.partition("/")
     if (claim := name.removeprefix("claim:")) != name:
-        text = f"ResourceClaim {namespace}/{claim} has no pod yet"
-        return [f"{text}: see kubectl -n {namespace} describe resourceclaim {claim}"]
+        text = f"ResourceClaim {namespace}/{claim} is reserved for no pod; why POD explains a pod that waits for it"
+        return [f"{text}, kubectl -n {namespace} describe resourceclaim {claim} the claim"]
     told: list[str | Line] = []
     for pod in (each for each in name.split("+") if " " not in each):
         of_why = {"namespace": namespace, "pod": pod, "all_nodes": False}
@@ -379,8 +379,10 @@ def _with(command: Command, option: Command) -> Command:
     """Return a command that does what an option says if that is given."""
 
     def check(arguments: argparse.Namespace) -> None:
-        chosen = option if getattr(arguments, option.name) else command
-        chosen.check(arguments)
-        arguments.command = replace(arguments.command, run=chosen.run)
+        if getattr(arguments, option.name):
+            option.check(arguments)
+            arguments.command = replace(arguments.command, run=option.run)
+        else:
+            command.check(arguments)
 
     return replace(command, arguments=(*command.arguments, *option.arguments), check=check)

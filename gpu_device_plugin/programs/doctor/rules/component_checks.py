@@ -329,7 +329,7 @@ def pending(cluster: ClusterSymptoms) -> Iterator[Finding]:
             scheduler=scheduler,
             pods=pods,
         )
-    if waiting := tuple(str(each.pod) for each in pending if each not in ignored):
+    if waiting := tuple(str(each.pod) for each in pending if each.seen or each.age_s <= _UNSEEN_S):
         advice = "kubectl inspect gpushare why POD names the reason"
         yield note("pods-pending", "{pods:GPU pod} pending: {pods}", advice, pods=waiting)
     if not pending:
