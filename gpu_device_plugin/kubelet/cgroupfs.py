@@ -140,15 +140,18 @@ def _of_pod(name: str, below: Iterable[os.DirEntry[str]], wanted: Collection[Cgr
 
 def _pods(tree: str, uids: Collection[str]) -> Iterator[os.DirEntry[str]]:
     """Yield the directories of these pods."""
-    for below in _levels(tree, 1 + _QOS_LEVELS, sys.maxsize):
+    for below in _levels(tree, 1 + _QOS_LEVELS, sys.maxsize, trees=True):
         for each in below:
             owner = owner_of(each.name)
             if owner is not None and owner.pod_uid in uids:
                 yield each
 
 
-def _levels(top: str, deepest: int, most: int) -> Iterator[Sequence[os.DirEntry[str]]]:
-    """Yield the directories of each level below one, after looking into `most` at most; none below pods and trees."""
+def _levels(top: str, deepest: int, most: int, *, trees: bool = False) -> Iterator[Sequence[os.DirEntry[str]]]:
+    """Yield the directories of each level below one, after looking into `most` at most; none below pods, and `trees`.
+
+    A kubelet with `--cgroup-root=/kubepods` has a tree within a tree.
+    """
     level = [top]
     for _ in range(deepest):
         below = [each for directory in level[:most] for each in _directories(directory)]
@@ -156,7 +159,7 @@ def _levels(top: str, deepest: int, most: int) -> Iterator[Sequence[os.DirEntry[
         most -= len(level)
         if most <= 0:
             return
-        level = [each.path for each in below if owner_of(each.name) is None and not _TREE.fullmatch(each.name)]
+        level = [e.path for e in below if owner_of(e.name) is None and (trees or not _TREE.fullmatch(e.name))]
 
 
 def _leaf(container: os.DirEntry[str]) -> str:

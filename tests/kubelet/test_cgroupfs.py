@@ -26,6 +26,7 @@ SHAPES = {
     "cgroupfs, guaranteed": f"kubepods/pod{UID}/{ID}",
     "cgroupfs, burstable": f"kubepods/burstable/pod{UID}/{ID}",
     "below a cgroupRoot": f"kubelet-1/kubepods/besteffort/pod{UID}/{ID}",
+    "below a cgroupRoot of its own name": f"kubepods/kubepods/pod{UID}/{ID}",
     "systemd, containerd": f"{SCOPE}/cri-containerd-{ID}.scope",
     "systemd, guaranteed": f"kubepods.slice/kubepods-pod{SYSTEMD}.slice/cri-containerd-{ID}.scope",
     "systemd, docker": f"{SCOPE}/docker-{ID}.scope",

@@ -1,4 +1,4 @@
-"""The settings of idle pods, of the agent and of the extender."""
+"""Finds pods that leave their GPUs idle, says since when, and decides what becomes of them."""
 
 from __future__ import annotations
 

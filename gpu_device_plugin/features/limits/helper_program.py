@@ -17,6 +17,7 @@ from gpu_device_plugin.features.limits import LimitHelperSettings
 from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, LimitOutcome, MemoryLimit
 from gpu_device_plugin.features.limits.rules import helper_limits as rules
 from gpu_device_plugin.file_link import HelperLink
+from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, MonitorTimings
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
@@ -144,6 +145,10 @@ def main(sources: Sources[LimitHelperSettings], texts: Texts, settings: LimitHel
             "deploy/optional/limits.yaml does"
         )
     _log.info("the limit helper starts", extra={"version": __version__, "memory_dir": str(settings.memory_dir)})
-    work = LimitHelper(settings.memory_dir, Hardware(settings.gpus, timings=_TIMINGS), CgroupTree()).run()
+    try:
+        hardware = Hardware(settings.gpus, timings=_TIMINGS)
+    except DescriptionError as error:
+        raise UsageError(str(error)) from error
+    work = LimitHelper(settings.memory_dir, hardware, CgroupTree()).run()
     program, ends = ReloadingProgram(settings), (HardwareContextLost,)
     return asyncio.run(program.follow_settings(sources, texts, work, "limit helper", restart_after=ends))

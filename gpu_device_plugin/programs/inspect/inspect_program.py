@@ -194,8 +194,8 @@ async def _why_of_row(
     """Explain the pods of a row of `top`: a claim has several, or none yet, see `claimed_gpus.label`."""
     namespace, _, name = row.partition("/")
     if (claim := name.removeprefix("claim:")) != name:
-        text = f"ResourceClaim {namespace}/{claim} is reserved for no pod; why POD explains a pod that waits for it"
-        return [f"{text}, kubectl -n {namespace} describe resourceclaim {claim} the claim"]
+        text = f"ResourceClaim {namespace}/{claim} is reserved for no pod"
+        return [f"{text}: see kubectl -n {namespace} describe resourceclaim {claim}, and why POD for one that waits"]
     told: list[str | Line] = []
     for pod in (each for each in name.split("+") if " " not in each):
         of_why = {"namespace": namespace, "pod": pod, "all_nodes": False}

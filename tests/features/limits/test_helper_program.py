@@ -326,3 +326,10 @@ def test_a_directory_that_is_not_mounted_is_a_wrong_setting(node: Node) -> None:
     ended = subprocess.run(command(node), capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert "there is no such directory; mount the node's" in ended.stderr
+
+
+def test_gpus_that_are_none_are_a_wrong_setting(node: Node) -> None:
+    ended = subprocess.run([*command(node), "--gpus=fake:zz"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "fake:zz" in ended.stderr
+    assert "Traceback" not in ended.stderr
