@@ -56,7 +56,10 @@ class FeatureList(Generic[F]):
         return iter(self._features)
 
     def at(self, point: Callable[Concatenate[F, P], R]) -> Sequence[Callable[P, R]]:
-        """Return what the features do at a point, a method of their base class; most do nothing at most points."""
+        """Return what the features do at a point, a method of their base class that their own class replaces.
+
+        It is looked up once, as most features do nothing at points that are reached with each pod.
+        """
         found = self._at.get(point)
         if found is None:
             name = point.__name__

@@ -194,9 +194,8 @@ class Binding:
         again = ref.uid in self._doubts
         sent = False
         try:
-            for prepare in self._context.features.at(SchedulerFeature.before_bind):
-                if why := await prepare(node, ref):
-                    return why
+            if why := await self._context.before_bind(node, ref):
+                return why
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
             sent = True

@@ -101,3 +101,13 @@ class ControllerContext:
         """Return the score of a pod for each of these nodes, by the policies in force; see `NodeEvaluator.scores`."""
         settings = self.settings()
         return self.evaluator.scores(asked, nodes, settings.node_policy, settings.gpu_policy, pod.amounts)
+
+    async def before_bind(self, node: str, pod: object) -> str:
+        """Have features prepare a binding, or a promise that grows; return why it must not be, of the first that says.
+
+        See `SchedulerFeature.before_bind`.
+        """
+        for prepare in self.features.at(SchedulerFeature.before_bind):
+            if why := await prepare(node, pod):
+                return why
+        return ""

@@ -361,8 +361,7 @@ class Resizes(SchedulerFeature):
     async def _write(self, patch: Patch) -> bool:
         try:
             pod = patch.pod
-            for prepare in self._context.features.at(SchedulerFeature.before_bind):
-                await prepare(pod.node_name, PodRef(pod.namespace, pod.name, pod.uid))
+            await self._context.before_bind(pod.node_name, PodRef(pod.namespace, pod.name, pod.uid))
             after = await self._context.binder.annotate(patch.pod, {MEMORY_PROMISED: patch.promised})
         except (ConflictError, InvalidError, NotFoundError):
             self.failed(patch, certain=True, outdated=True)
