@@ -144,7 +144,8 @@ class ClusterFollower:
         if len(self._links) > _MOST_LINKS:
             self._links.clear()
         gpus = gpus_of_node(node.annotations, node.labels, memory, count, self._links)
-        self._context.fleet.put_node(node.name, gpus, node.cpu_and_memory)
+        averse = any(taint.effect == "PreferNoSchedule" for taint in node.taints)
+        self._context.fleet.put_node(node.name, gpus, node.cpu_and_memory, averse=averse)
         self._context.features.each(SchedulerFeature.put_node, node)
 
     def remove_node(self, node: NodeRecord) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,7 +18,7 @@ from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.scheduler.extension import SchedulerFeature
-from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator
+from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator, Search
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 from gpu_device_plugin.settings.extender import ExtenderSettings
 
@@ -96,6 +96,11 @@ class ControllerContext:
     def evaluator(self) -> NodeEvaluator:
         """What judges nodes for all parts, which share its results."""
         return NodeEvaluator(self.fleet.now)
+
+    def best(self, search: Search, pod: Pod, besides: Collection[str] = ()) -> list[str]:
+        """Return the nodes that suit a pod best, by the policies in force; see `NodeEvaluator.best`."""
+        settings = self.settings()
+        return self.evaluator.best(search, settings.node_policy, settings.gpu_policy, pod.amounts, besides)
 
     def scores(self, pod: Pod, asked: GpuRequest, nodes: Sequence[str]) -> Sequence[int]:
         """Return the score of a pod for each of these nodes, by the policies in force; see `NodeEvaluator.scores`."""

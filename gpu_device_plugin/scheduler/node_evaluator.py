@@ -1,36 +1,39 @@
 """Verdicts and scores of thousands of nodes for one pod, within the time that a scheduler waits.
 
-`scheduler/rules` decides node by node; here each of its results is cached until the node changes. The searches of one
-request have a limit of steps, after which it looks at no further node that may need one. See docs/decisions/0021.
+`scheduler/rules` decides node by node. Here the numbers that decide most verdicts stand in columns, so that only nodes
+that may fit are looked at as objects. The searches of one request have a limit of steps. See docs/decisions/0021.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections import OrderedDict
-from collections.abc import Callable, Generator, MutableSequence, Sequence
-from dataclasses import dataclass
-from itertools import compress, repeat
-from typing import Generic, Protocol, TypeVar
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, repeat
+from typing import Protocol
 
-from gpu_device_plugin.model.placing import FIT, Ranks
-from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
+from gpu_device_plugin.model.placing import FIT, Demand, Ranks
+from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.changes import ChangeLog, View
 from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
-from gpu_device_plugin.scheduler.rules.fitting import reason_of_one, room_decides, unfit
+from gpu_device_plugin.scheduler.rules.fitting import Hardware, hardware, room_decides, unfit
 from gpu_device_plugin.scheduler.rules.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
-from gpu_device_plugin.scheduler.rules.scoring import Scorer
+from gpu_device_plugin.scheduler.rules.scoring import Groups, Scorer
 
-V = TypeVar("V")
-
-_MOST_STEPS = 1000
-"""The most steps of one request for results that are not cached; a step takes some microseconds."""
-_MOST_ASKS = 64
-"""The most different demands that are cached. With 5,000 nodes each takes 80 kB."""
-_AT_ONCE = 16
-"""So many nodes are appraised in one step."""
+MOST_STEPS = 1000
+"""The most steps of one request in searches; a step takes some microseconds."""
+_MOST_DEMANDS = 64
+"""The most demands of several parts whose tried packings are cached."""
+_MOST_SCORED = 128
+"""Of so many nodes with room the best is chosen: with a hundred the GPUs become as full as with all, see
+docs/decisions/0021."""
+MOST_OFFERED = 16
+"""Of so many equally good nodes kube-scheduler's own plugins choose."""
+_MOST_KINDS = 4096
+"""The most kinds of hardware that are told apart: GPUs fail and return in ever new combinations."""
+_ANY = 1 << 31
+"""In place of the number of shares, or of GPUs, where more than the room decides."""
 
 UNKNOWN = FilterFailure("node-unknown", "this node is not known to the GPU scheduler yet")
 UNTRIED = FilterFailure(
@@ -41,8 +44,11 @@ UNTRIED = FilterFailure(
 class Ranker(Protocol):
     """Scores nodes where the policy is `fit`. Without one, that policy is `binpack`."""
 
-    def scores(self, pod: RequestResults, rows: Sequence[int], amounts: Amounts) -> Sequence[int] | None:
-        """Return the score of a pod that requests these amounts for each row; None: it cannot tell yet."""
+    def scores(self, ask: GpuRequest, rows: Sequence[int], amounts: Amounts) -> Sequence[int] | None:
+        """Return the score of a pod that fits on these rows and requests these amounts; None: it cannot tell yet."""
+
+    def best(self, ask: GpuRequest, rows: Sequence[int], amounts: Amounts) -> Sequence[int] | None:
+        """Return those of `rows` that suit the same pod best; None: it cannot tell yet."""
 
     def ranks(self, node: Candidate, amounts: Amounts) -> Ranks | None:
         """Return what is preferred on a node for a pod that requests these amounts; None: it cannot tell yet."""
@@ -54,30 +60,65 @@ class Ranker(Protocol):
 class NodeEvaluator:
     """Judges nodes for pods.
 
-    Its results equal those of the rules, with one exception: where one request runs out of steps before all packings
-    have been tried, the pod does not fit on the nodes left over (`UNTRIED`), or these get an estimate as their score.
-    Tried packings are cached, so that the next request gets further.
+    Its results equal those of the rules, with two exceptions. Where one request runs out of steps before all packings
+    have been tried, the pod does not fit on the nodes left over (`UNTRIED`), or these get an estimate as their score;
+    tried packings are cached, so that the next request gets further. And the best node is the best of `_MOST_SCORED`.
     """
 
     def __init__(self, nodes: View) -> None:
         """Judge `nodes`."""
         self.rows = Rows(nodes)
-        self._pods: OrderedDict[GpuRequest, RequestResults] = OrderedDict()
+        self._packers: OrderedDict[tuple[Demand, ...], CachingPacker] = OrderedDict()
+        """Of demands of several parts: the latest at the end."""
         self.ranker: Ranker | None = None
+        self.groups: Groups = {}
 
     def __repr__(self) -> str:
-        return f"<NodeEvaluator: {len(self.rows.index)} nodes, remembers {len(self._pods)} pods>"
+        return f"<NodeEvaluator: {len(self.rows.index)} nodes, searches for {len(self._packers)} demands>"
 
-    def verdicts(self, ask: GpuRequest, names: Sequence[str]) -> Sequence[FilterFailure | None]:
+    def search(self, ask: GpuRequest, names: Sequence[str] | None = None) -> Search:
+        """Return what judges the named nodes for one pod, or all, as they are now."""
+        self.prepare()
+        demands = ask.demands
+        packer = self._packers.pop(demands, None) or CachingPacker(demands, Effort(MOST_STEPS))
+        packer.effort.renew()
+        if len(demands) > 1:
+            self._packers[demands] = packer
+            if len(self._packers) > _MOST_DEMANDS:
+                self._packers.popitem(last=False)
+        return Search(ask, self.rows, list(self.rows.index) if names is None else names, packer)
+
+    def verdicts(self, ask: GpuRequest, names: Sequence[str]) -> list[FilterFailure | None]:
         """Return `fitting.unfit` of one pod for each named node; `UNKNOWN` where no node has the name."""
-        pod, rows = self._pod(ask), self.rows.named(names)
-        verdicts = pod.verdicts.now(rows)
-        return [verdicts[row] for row in rows]
+        search = self.search(ask, names)
+        return list(map(search.why, search.rows))
 
-    def fitting(self, ask: GpuRequest) -> list[Candidate]:
-        """Return all nodes that one pod fits on."""
-        verdicts = self._pod(ask).verdicts.now()
-        return [node for node, why in zip(self.rows.nodes, verdicts, strict=True) if why is None and node is not None]
+    def best(
+        self,
+        search: Search,
+        node_policy: str,
+        gpu_policy: str,
+        amounts: Amounts = NO_AMOUNTS,
+        besides: Collection[str] = (),
+    ) -> list[str]:
+        """Return the nodes that suit a pod best, `besides` some: `MOST_OFFERED` at most, none if it fits on no other.
+
+        The policies hold where neither pod nor node says.
+        """
+        fitting = search.fitting()
+        if besides:
+            others = set(self.rows.named(besides))
+            fitting = [row for row in fitting if row not in others]
+        rows = list(islice(fitting, _MOST_SCORED))
+        if len(rows) > 1:
+            ranker = self._ranker_for(search.ask, node_policy)
+            best = None if ranker is None else ranker.best(search.ask, rows, amounts)
+            if best is None:
+                scores = self._scores(search.ask, rows, node_policy, gpu_policy)
+                highest = max(scores)
+                best = [row for row, score in zip(rows, scores, strict=True) if score == highest]
+            rows = list(best[:MOST_OFFERED])
+        return [node.name for node in self.rows.at(rows)]
 
     def scores(
         self, ask: GpuRequest, names: Sequence[str], node_policy: str, gpu_policy: str, amounts: Amounts = NO_AMOUNTS
@@ -85,15 +126,29 @@ class NodeEvaluator:
         """Return the score of one pod for each named node; 0 where it does not fit, and where no node has the name.
 
         Under the policy `fit` they are the ranker's, where it can tell. Otherwise they are those of `Scorer`.
-        The policies hold where neither pod nor node says.
         """
-        pod, rows = self._pod(ask), self.rows.named(names)
-        if self.ranker is not None and (ask.selector.node_policy or node_policy) == FIT:
-            ranked = self.ranker.scores(pod, rows, amounts)
-            if ranked is not None:
-                return ranked
-        scores = pod.scores(node_policy, gpu_policy, rows)
-        return [scores[row] for row in rows]
+        search = self.search(ask, names)
+        rows = list(search.fitting())
+        ranker = self._ranker_for(ask, node_policy)
+        scores = None if ranker is None else ranker.scores(ask, rows, amounts)
+        if scores is None:
+            scores = self._scores(ask, rows, node_policy, gpu_policy)
+        by_row = dict(zip(rows, scores, strict=True))
+        return [by_row.get(row, 0) for row in search.rows]
+
+    def _scores(self, ask: GpuRequest, rows: Iterable[int], node_policy: str, gpu_policy: str) -> list[int]:
+        """Return `Scorer.score` of rows on which a pod fits; an estimate of those for which there is no time."""
+        scorer = Scorer(ask, node_policy, gpu_policy, Effort(MOST_STEPS), self.groups)
+        scores = []
+        for node in self.rows.at(rows):
+            try:
+                scores.append(scorer.score(node))
+            except TooLongError:
+                scores.append(scorer.estimate(node))
+        return scores
+
+    def _ranker_for(self, ask: GpuRequest, node_policy: str) -> Ranker | None:
+        return self.ranker if (ask.selector.node_policy or node_policy) == FIT else None
 
     def ranks(self, node: Candidate, amounts: Amounts) -> Ranks | None:
         """Return what the policy `fit` prefers on a node for a pod that requests these amounts; None: unknown yet."""
@@ -104,14 +159,6 @@ class NodeEvaluator:
         self.rows.update()
         if self.ranker is not None:
             self.ranker.prepare()
-
-    def _pod(self, ask: GpuRequest) -> RequestResults:
-        self.prepare()
-        pod = self._pods.pop(ask, None) or RequestResults(ask, self.rows)
-        self._pods[ask] = pod
-        if len(self._pods) > _MOST_ASKS:
-            self._pods.popitem(last=False)
-        return pod
 
 
 class Rows:
@@ -125,14 +172,26 @@ class Rows:
         self.index: dict[str, int] = {}
         """The row of each node by its name."""
         self.nodes: list[Candidate | None] = [None]
-        self.by_room: list[bool] = [False]
-        """Whether `room_decides` on each node."""
+        self.frees: list[int] = [-1]
+        """The most free shares on one GPU or MIG instance of each node; `_ANY` where not `room_decides`."""
+        self.unused: list[int] = [-1]
+        """The unused GPUs of each node, likewise."""
+        self.alike: list[int] = [0]
+        """The number in `kinds` of each node's hardware; 0: a pod has to look at the node."""
+        self.kinds: list[Hardware | None] = [None]
+        self._numbers: dict[Hardware | None, int] = {None: 0}
+        self.odd: set[int] = set()
+        """The rows of nodes of which more than their room decides."""
         self.claims: set[int] = set()
         """The rows whose nodes serve claims: kube-scheduler allocates their GPUs."""
 
-    def named(self, names: Sequence[str]) -> list[int]:
+    def named(self, names: Iterable[str]) -> list[int]:
         """Return the rows of the named nodes, 0 for one that is not known."""
         return list(map(self.index.get, names, repeat(0)))
+
+    def at(self, rows: Iterable[int]) -> Iterator[Candidate]:
+        """Yield the nodes in these rows."""
+        return (node for row in rows if (node := self.nodes[row]) is not None)
 
     def update(self) -> None:
         """Apply the changes of the nodes."""
@@ -149,129 +208,129 @@ class Rows:
                 if not self._vacant:
                     self._vacant.append(len(self.nodes))
                     self.nodes.append(None)
-                    self.by_room.append(False)
+                    for column in (self.frees, self.unused, self.alike):
+                        column.append(0)
                 row = self.index[name] = self._vacant.pop()
             self._write(row, node)
 
     def _write(self, row: int, node: Candidate | None) -> None:
         self.nodes[row] = node
-        self.by_room[row] = node is not None and room_decides(node)
+        alone = node is not None and room_decides(node)
+        self.frees[row] = -1 if node is None else node.summary.best if alone else _ANY
+        self.unused[row] = -1 if node is None else len(node.summary.gpus.unused) if alone else _ANY
+        self.alike[row] = self._number(hardware(node) if node is not None and alone else None)
         (self.claims.add if node is not None and node.gpus.claims else self.claims.discard)(row)
+        (self.odd.add if node is not None and not alone else self.odd.discard)(row)
         self.changes.add(row)
 
-
-@dataclass(eq=False, repr=False)
-class Remembered(Generic[V]):
-    """A result for each row, computed when it is asked for, and again when the node there has changed."""
-
-    _rows: Rows
-    _result: Callable[[int], V]
-    _values: MutableSequence[V]
-    """Empty at first; gets the results."""
-    _blank: V
-    """Stands for a result that nobody has asked for."""
-    effort: Effort | None = None
-    """Limits what one request computes."""
-    estimate: Callable[[int], V] | None = None
-    """Stands for a result that TooLongError keeps it from."""
-
-    def __post_init__(self) -> None:
-        self._estimate = self.estimate or self._result
-        self._mark = 0
-        self._outdated = bytearray()
-        """By row, 1 where there is no current result."""
-
-    def now(self, rows: Sequence[int] | None = None) -> Sequence[V]:
-        """Return the results by row, which are current for `rows`, or None for all; valid until the next change."""
-        for _ in self.refresh(rows):
-            pass
-        return self._values
-
-    def refresh(self, rows: Sequence[int] | None = None) -> Generator[None, None, None]:
-        """Compute what is missing or out of date for `rows`, or None for all, in small steps."""
-        changed, self._mark = self._rows.changes.since(self._mark), self._rows.changes.latest
-        values, outdated = self._values, self._outdated
-        values.extend(repeat(self._blank, len(self._rows.nodes) - len(values)))
-        if changed is None:
-            outdated.clear()
-        outdated.extend(repeat(1, len(values) - len(outdated)))
-        for row in changed or ():
-            outdated[row] = 1
-        if self.effort is not None:
-            self.effort.renew()
-        for number, row in enumerate(self._due(rows)):
-            try:
-                values[row] = self._result(row)
-                outdated[row] = 0
-            except TooLongError:
-                values[row] = self._estimate(row)
-            if number % _AT_ONCE == _AT_ONCE - 1:
-                yield
-
-    def _due(self, rows: Sequence[int] | None) -> list[int]:
-        """Return the rows that are out of date: those of `rows`, or all, which is faster where `rows` are many."""
-        outdated = self._outdated
-        if rows is not None and 4 * len(rows) < len(outdated):
-            return [row for row in rows if outdated[row]]
-        return list(compress(range(len(outdated)), outdated))
+    def _number(self, kind: Hardware | None) -> int:
+        number = self._numbers.get(kind, 0)
+        if not number and kind is not None and len(self.kinds) < _MOST_KINDS:
+            number = self._numbers[kind] = len(self.kinds)
+            self.kinds.append(kind)
+        return number
 
 
-class RequestResults:
-    """The cached results for pods with equal demands."""
+class Search:
+    """Judges the named nodes for one pod, in one request."""
 
-    def __init__(self, ask: GpuRequest, rows: Rows) -> None:
+    def __init__(self, ask: GpuRequest, table: Rows, names: Sequence[str], packer: CachingPacker) -> None:
         self.ask = ask
-        self._rows = rows
-        effort = Effort(_MOST_STEPS)
-        packer = CachingPacker([part.demand for part in ask.parts], effort)
-        sentences: dict[FilterFailure, FilterFailure] = {}
-        several, choosy = len(ask.parts) > 1, ask.selector.choosy
-        reasons: dict[tuple[object, ...], FilterFailure | None] = {}
-        """By `reason_of_one`, where that decides."""
+        self.names = names
+        self.rows = table.named(names)
+        self.unfinished = False
+        """Whether nodes were left over (`UNTRIED`)."""
+        self._table = table
+        self._packer = packer
+        memory = [part.demand for part in ask.parts if part.demand.kind is Kind.MEMORY]
+        self._shares = max((demand.amount // demand.gpus for demand in memory), default=0)
+        self._several = len(ask.parts) > 1
+        self._counted = not self._several and all(demand.gpus == 1 for demand in memory)
+        """The numbers in the columns decide, where the room does."""
+        self._models = self._allowed() if ask.selector.choosy else None
+        self._by_kind: dict[int, FilterFailure] = {}
+        """The reason by the number of the hardware, where it is the same on all nodes with that that have no room: it
+        always is for a pod of one part, and if no room would be enough."""
+        self._by_row: dict[int, FilterFailure] = {}
+        self._alike: dict[FilterFailure, FilterFailure] = {}
 
-        def verdict(row: int) -> FilterFailure | None:
-            """Return `unfit`, which takes several times as long as what is tried here first on most nodes."""
-            node = rows.nodes[row]
-            if node is None:
-                return UNKNOWN
-            alike = None
-            if not choosy and rows.by_room[row]:
-                if packer.surely_fits(node.summary):
-                    return None
-                alike = None if several else reason_of_one(node)
-                if alike in reasons:
-                    return reasons[alike]
-            if several:
-                effort.check()
-            why = unfit(ask, node, packer)
+    def _allowed(self) -> list[bool | None]:
+        """Return for each kind of hardware whether the pod may have its GPUs; None: a part of them, or not known."""
+        selector, kinds = self.ask.selector, self._table.kinds
+        if selector.named:
+            return [None] * len(kinds)
+        return [None if kind is None or kind.model is None else selector.allow_model(kind.model) for kind in kinds]
+
+    def fitting(self) -> Iterable[int]:
+        """Return the rows of the nodes on which the pod fits, in their order, looked for as they are taken."""
+        table, models, rows = self._table, self._models, self.rows
+        if not self.ask.parts:
+            return [row for row in rows if row]
+        if self._shares:
+            least, frees = self._shares, table.frees
+            rows = [row for row in rows if frees[row] >= least]
+        if self._packer.whole:
+            least, unused = self._packer.whole, table.unused
+            rows = [row for row in rows if unused[row] >= least]
+        if models is not None:
+            alike = table.alike
+            rows = [row for row in rows if models[alike[row]] is not False]
+        if not self._counted or (models is not None and any(models[alike[row]] is None for row in rows)):
+            return (row for row in rows if self.why(row) is None)
+        return [row for row in rows if row not in table.odd or self.why(row) is None] if table.odd else rows
+
+    def reasons(self) -> Mapping[FilterFailure, Sequence[str]]:
+        """Return why the pod does not fit, with the nodes of which that is true; it fits on none of them."""
+        alike, found = self._table.alike, defaultdict[FilterFailure, list[str]](list)
+        by_kind: dict[int, list[str]] = {}
+        for name, row in zip(self.names, self.rows, strict=True):
+            group = by_kind.get(alike[row])
+            if group is None:
+                why = self.why(row) or UNTRIED
+                group = found[why]
+                if self._by_kind.get(alike[row]) is why:
+                    by_kind[alike[row]] = group
+            group.append(name)
+        return found
+
+    def fits(self, node: Candidate) -> bool:
+        """Return whether the pod fits on a node that is in no row; False, too, where no steps are left."""
+        try:
+            return unfit(self.ask, node, self._packer) is None
+        except TooLongError:
+            return False
+
+    def why(self, row: int) -> FilterFailure | None:
+        """Return why the pod does not fit on a row: `unfit`, which takes several times as long as what is tried first.
+
+        `UNTRIED` where no steps are left.
+        """
+        node = self._table.nodes[row]
+        if node is None:
+            return UNKNOWN
+        kind = self._table.alike[row]
+        allowed = True if self._models is None else self._models[kind]
+        if allowed is None:
+            kind = 0
+        known = self._by_kind.get(kind) or self._by_row.get(row)
+        if known is not None and known.unresolvable:
+            return known
+        if allowed and row not in self._table.odd and self._packer.surely_fits(node.summary):
+            return None
+        if known is not None:
+            return known
+        try:
+            if self._several:
+                self._packer.effort.check()
+            why = unfit(self.ask, node, self._packer)
+        except TooLongError:
+            self.unfinished = True
+            why = UNTRIED
+        if why is not None:
             # Many nodes have equal reasons: each is kept once.
-            why = None if why is None else sentences.setdefault(why, why)
-            if alike is not None:
-                reasons[alike] = why
-            return why
-
-        self.verdicts: Remembered[FilterFailure | None] = Remembered(
-            rows, verdict, [], UNTRIED, effort=effort, estimate=lambda _row: UNTRIED
-        )
-        self._scores: tuple[tuple[str, str], Remembered[int]] | None = None
-
-    def scores(self, node_policy: str, gpu_policy: str, rows: Sequence[int]) -> Sequence[int]:
-        """Return `Scorer.score` of `rows` on which the pod fits, 0 of those on which it does not; by row."""
-        verdicts = self.verdicts.now(rows)
-        if self._scores is None or self._scores[0] != (node_policy, gpu_policy):
-            effort = Effort(_MOST_STEPS)
-            scorer = Scorer(self.ask, node_policy, gpu_policy, effort)
-
-            def score(row: int) -> int:
-                if verdicts[row] is UNTRIED:
-                    raise TooLongError
-                node = self._rows.nodes[row]
-                return 0 if node is None or verdicts[row] is not None else scorer.score(node)
-
-            def estimate(row: int) -> int:
-                node = self._rows.nodes[row]
-                return 0 if node is None or verdicts[row] is not None else scorer.estimate(node)
-
-            remembered = Remembered(self._rows, score, array("b"), 0, effort=effort, estimate=estimate)
-            self._scores = (node_policy, gpu_policy), remembered
-        return self._scores[1].now(rows)
+            why = self._alike.setdefault(why, why)
+            if kind and (why.unresolvable or not self._several):
+                self._by_kind[kind] = why
+            else:
+                self._by_row[row] = why
+        return why

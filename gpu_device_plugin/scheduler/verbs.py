@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import repeat
-from typing import TYPE_CHECKING
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.aio.http import JSON, Page
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader, UnreadableObjectError
@@ -20,8 +20,9 @@ from gpu_device_plugin.scheduler import wire
 from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.scheduler.controller_context import ControllerContext
 from gpu_device_plugin.scheduler.extension import Proposals, SchedulerFeature
-from gpu_device_plugin.scheduler.node_evaluator import UNKNOWN
+from gpu_device_plugin.scheduler.node_evaluator import MOST_STEPS, UNKNOWN, UNTRIED, Search
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
+from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure, resolvable, unresolvable
 from gpu_device_plugin.scheduler.rules.fitting import unfit
 from gpu_device_plugin.scheduler.rules.packing import CachingPacker, Effort, TooLongError
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Impossible, ask
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+Reasons: TypeAlias = "Mapping[FilterFailure, Sequence[str]]"
+"""Why a pod fits on none of the named nodes, with the nodes of which that is true."""
+
 
 class _NotReadyError(Exception):
     """The fleet is not ready to answer from."""
@@ -41,9 +45,11 @@ class _NotReadyError(Exception):
 _NO_ANSWER = (wire.UnreadableRequestError, UnreadableObjectError, _NotReadyError)
 
 
-_ELSEWHERE = "the pod may already be bound to another node: the API server has not answered"
-_MOST_STEPS = 1000
-"""Of the search for room that there will be, each of some microseconds."""
+_ELSEWHERE = resolvable(
+    "binding-unanswered", "the pod may already be bound to another node: the API server has not answered"
+)
+_MOST_TRIED = 1000
+"""Pods of which is known what they were offered."""
 _SOON = (
     "there will be room once pods that vanished while running, or whose binding got no answer, no longer count, and "
     "room that is held for others is given back"
@@ -124,11 +130,12 @@ class Verbs:
         names = [resource.name for resource in self._context.resources]
         self._pods = PodReader(names, READ_ON_PODS.__contains__, sums=True, every=True, owners=True)
         self.waiting = WaitingObserved(fleet, self._context.wall)
-        self._evaluator = self._context.evaluator
         self._features = self._context.features
+        self._tried: OrderedDict[str, frozenset[str]] = OrderedDict()
+        """By pod UID, the nodes that a pod was offered and has not been bound to; the latest at the end."""
 
     def filter(self, body: bytes) -> bytes:
-        """Return the nodes that a pod may go to, and for each other node the reason against it.
+        """Return the best of the nodes that a pod may go to; if there are none, the reason against each node.
 
         The scheduler retries a pod that fits nowhere only after an event in the API that may help it. Where time alone
         will help, or a node that was not in its sample, there is no event: then the answer is an error, and the
@@ -141,32 +148,25 @@ class Verbs:
         except _NO_ANSWER as error:
             return wire.filter_error(str(error))
         self._features.each(SchedulerFeature.sampled, pod.uid, placing.constraints, args.names)
-        passed: list[str] = []
-        failed: dict[str, str] = {}
-        unresolvable: dict[str, str] = {}
         if isinstance(asked, Impossible):
-            unresolvable = dict.fromkeys(args.names, asked.sentence)
-        elif not asked.parts:
-            passed = args.names
-        elif (node := self._only_node(pod, asked, args.names)) is not None:
-            passed = [name for name in args.names if name == node]
-            failed = {name: _ELSEWHERE for name in args.names if name != node}
+            self.waiting.filtered(pod.uid, WaitingReason.NEVER_FITS)
+            return self._refused(args, pod, placing, {unresolvable("never", "{why}", why=asked.why): args.names})
+        search = self._context.evaluator.search(asked, args.names)
+        only = self._only_node(pod, asked, args.names) if asked.parts else None
+        if only is not None:
+            passed = [name for name in args.names if name == only]
         else:
-            verdicts = self._evaluator.verdicts(asked, args.names)
-            for name, why in zip(args.names, verdicts, strict=True):
-                if why is None:
-                    passed.append(name)
-                else:
-                    (unresolvable if why.unresolvable else failed)[name] = why.sentence
-        self._count(len(passed), failed, len(unresolvable))
+            passed = self._offered(search, pod, placing) if asked.parts else args.names
         if passed:
             self.waiting.filtered(pod.uid, WaitingReason.FITS)
-            return wire.filter_result(args, passed, failed, unresolvable)
-        why_again = "" if isinstance(asked, Impossible) else self._retry_reason(args.names, pod, asked, placing, failed)
-        if why_again:
+            self._context.metrics.count(VERDICTS, "fits", times=len(passed))
+            return wire.filter_result(args, passed, {}, {})
+        whys = search.reasons() if only is None else {_ELSEWHERE: args.names}
+        if why_again := self._retry_reason(pod, search, placing, whys):
+            self._count(whys)
             return wire.filter_error(why_again)
-        self.waiting.filtered(pod.uid, self._reason(asked, failed))
-        return self._refused(args, pod, placing, failed, unresolvable)
+        self.waiting.filtered(pod.uid, self._reason(asked, whys))
+        return self._refused(args, pod, placing, whys)
 
     def _only_node(self, pod: Pod, asked: GpuRequest, names: Sequence[str]) -> str | None:
         """Return the only node that a pod may go to; None: it may go to any that has room."""
@@ -177,70 +177,84 @@ class Verbs:
         reserved = self._features.first(SchedulerFeature.reserved, pod, asked, names)
         return None if reserved is None else reserved.node.name
 
-    def _refused(
-        self, args: wire.ExtenderArgs, pod: Pod, placing: wire.Placing, failed: dict[str, str], final: dict[str, str]
-    ) -> bytes:
+    def _offered(self, search: Search, pod: Pod, placing: wire.Placing) -> list[str]:
+        """Return the best nodes on which a pod fits; all of them where kube-scheduler has preferences to weigh."""
+        averse = self._fleet.averse
+        if placing.prefers or (averse and not averse.isdisjoint(search.names)):
+            return [node.name for node in self._context.evaluator.rows.at(search.fitting())]
+        # Where it was offered before, its binding has failed since, or another plugin of kube-scheduler.
+        failed = self._tried.pop(pod.uid, frozenset())
+        best = self._context.best(search, pod, failed)
+        if failed and not best:
+            failed, best = frozenset(), self._context.best(search, pod)
+        if best:
+            self._tried[pod.uid] = failed.union(best)
+            if len(self._tried) > _MOST_TRIED:
+                self._tried.popitem(last=False)
+        return best
+
+    def _refused(self, args: wire.ExtenderArgs, pod: Pod, placing: wire.Placing, whys: Reasons) -> bytes:
         """Refuse a pod that fits on none of these nodes, so that kube-scheduler may evict others for it.
 
         It finds no pods to evict on these: its plugins pass them as they are. It would write so, with the names of the
         nodes in another order each time, and retry the pod at once because of that change. The node that is nominated
         stays resolvable: the pod waits for those that were evicted there, and has no others evicted meanwhile.
         """
+        self._count(whys)
         self._features.each(SchedulerFeature.refused, pod, placing)
-        awaited = {name: why for name, why in failed.items() if name == placing.nominated_node}
-        final |= {name: why for name, why in failed.items() if name != placing.nominated_node}
+        final: dict[str, str] = {}
+        awaited: dict[str, str] = {}
+        for why, names in whys.items():
+            final |= dict.fromkeys(names, why.sentence)
+            if not why.unresolvable and placing.nominated_node in names:
+                awaited[placing.nominated_node] = final.pop(placing.nominated_node)
         return wire.filter_result(args, [], awaited, final)
 
-    def _retry_reason(
-        self, names: Sequence[str], pod: Pod, asked: GpuRequest, placing: wire.Placing, failed: Mapping[str, str]
-    ) -> str:
+    def _retry_reason(self, pod: Pod, search: Search, placing: wire.Placing, whys: Reasons) -> str:
         """Return why the scheduler should retry a pod by itself that fits on none of these nodes; empty: it need not.
 
-        Time alone helps, or a node that the scheduler has not named.
+        Time alone helps, or a node that the scheduler has not named, or to search on.
         """
         claim = self._fleet.entries.get(pod.uid)
         if claim is not None and claim.claimed:
             # The pod had a node, whether or not that is among the named ones.
             self.waiting.filtered(pod.uid, WaitingReason.FITS)
-            return _ELSEWHERE
-        sampled = len(names) >= wire.SMALLEST_SAMPLE
-        if sampled and (again := self._features.first(SchedulerFeature.retry, pod, asked, placing, names)):
+            return _ELSEWHERE.sentence
+        if search.unfinished:
+            return UNTRIED.sentence
+        sampled = len(search.names) >= wire.SMALLEST_SAMPLE
+        if sampled and (again := self._features.first(SchedulerFeature.retry, pod, search.ask, placing, search.names)):
             why_again, reason = again
             self.waiting.filtered(pod.uid, reason)
             return why_again
-        if (node := self._first_with_room_soon(asked, self._fleet.candidates if sampled else failed)) is not None:
-            self.waiting.filtered(pod.uid, self._reason(asked, failed))
-            (why,) = self._evaluator.verdicts(asked, [node])
-            return f"node {node}: {'' if why is None else why.sentence}; {_SOON}"
-        return ""
-
-    def _count(self, fits: int, failed: Mapping[str, str], unresolvable: int) -> None:
-        unknown = list(failed.values()).count(UNKNOWN.sentence)
-        counts = {"fits": fits, "full": len(failed) - unknown, "unresolvable": unresolvable, "unknown": unknown}
-        for verdict, number in counts.items():
-            if number:
-                self._context.metrics.count(VERDICTS, verdict, times=number)
-
-    def _reason(self, asked: GpuRequest | Impossible, failed: Collection[str]) -> WaitingReason:
-        """Return why a pod waits that fits on none of the named nodes; evictions may help on those of `failed`."""
-        if isinstance(asked, Impossible):
-            return WaitingReason.NEVER_FITS
-        # kube-scheduler names only nodes whose sums are sufficient now; room may be made on another node.
-        if failed or not all(
-            why is not None and why.unresolvable
-            for why in self._evaluator.verdicts(asked, list(self._fleet.candidates))
-        ):
-            return WaitingReason.NO_ROOM
-        return WaitingReason.NEVER_FITS
-
-    def _first_with_room_soon(self, asked: GpuRequest, names: Iterable[str]) -> str | None:
-        """Return the first of `names` on which time alone makes room for a pod; None if there is none."""
+        names = (
+            self._fleet.candidates
+            if sampled
+            else chain(*(names for why, names in whys.items() if not why.unresolvable))
+        )
         soon = self._fleet.soon
-        if soon:
-            packer = CachingPacker([part.demand for part in asked.parts], Effort(_MOST_STEPS))
-            with suppress(TooLongError):
-                return next((name for name in names if name in soon and unfit(asked, soon[name], packer) is None), None)
-        return None
+        node = next((name for name in names if name in soon and search.fits(soon[name])), None) if soon else None
+        if node is None:
+            return ""
+        self.waiting.filtered(pod.uid, self._reason(search.ask, whys))
+        (why,) = self._context.evaluator.verdicts(search.ask, [node])
+        return f"node {node}: {'' if why is None else why.sentence}; {_SOON}"
+
+    def _count(self, whys: Reasons) -> None:
+        """Count why a pod fits on none of these nodes."""
+        for why, names in whys.items():
+            verdict = "unknown" if why == UNKNOWN else "unresolvable" if why.unresolvable else "full"
+            self._context.metrics.count(VERDICTS, verdict, times=len(names))
+
+    def _reason(self, asked: GpuRequest, whys: Reasons) -> WaitingReason:
+        """Return why a pod waits that fits on none of the named nodes."""
+        if all(why.unresolvable for why in whys):
+            # kube-scheduler names only nodes whose sums are sufficient now; room may be made on another node.
+            named, evaluator = {*chain(*whys.values())}, self._context.evaluator
+            everywhere = evaluator.search(asked, [name for name in evaluator.rows.index if name not in named])
+            if next(iter(everywhere.fitting()), None) is None and all(why.unresolvable for why in everywhere.reasons()):
+                return WaitingReason.NEVER_FITS
+        return WaitingReason.NO_ROOM
 
     def prioritize(self, body: bytes) -> bytes:
         """Return the scores of nodes for a pod, in their order; 0 where it does not fit."""
@@ -334,7 +348,7 @@ def _as_proposed(asked: GpuRequest, proposals: Proposals) -> Iterator[tuple[Cand
 
     It ends early where that takes long.
     """
-    packer = CachingPacker(asked.demands, Effort(_MOST_STEPS))
+    packer = CachingPacker(asked.demands, Effort(MOST_STEPS))
     with suppress(TooLongError):
         for node, occupants, victims in proposals:
             staying = [pod.usage for pod in occupants if not pod.terminating and pod.uid not in victims]

@@ -1,11 +1,12 @@
-"""What the rules say of one node is cached for thousands, until a node changes."""
+"""What the rules say of one node is said of thousands, most of them by a few numbers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_device_plugin.model.contract.cordons import Cordon
 from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.model.gpus import Closeness, Links
 from gpu_device_plugin.model.placing import POLICIES
@@ -32,7 +33,15 @@ def scores(
     return list(evaluator.scores(ask, [each.name for each in nodes], node_policy, gpu_policy))
 
 
-# --- What is cached ---------------------------------------------------------------------------------------------------
+def fitting(evaluator: NodeEvaluator, ask: GpuRequest, names: Sequence[str]) -> list[str]:
+    return [each.name for each in evaluator.rows.at(evaluator.search(ask, names).fitting())]
+
+
+def best(evaluator: NodeEvaluator, ask: GpuRequest, names: Sequence[str], policy: str = "binpack") -> list[str]:
+    return evaluator.best(evaluator.search(ask, names), policy, policy)
+
+
+# --- As the rules say -------------------------------------------------------------------------------------------------
 
 NAMES = ("a", "b", "c")
 NODES = (
@@ -43,6 +52,12 @@ NODES = (
     node("", {1: 3}, sizes=(8, 16, 16), models=("T4", "T4", "A10")),
     node("", sizes=()),
     node("", claims=True),
+    node("", divided=True),
+    node("", {0: 16}, cordons={1: Cordon("me", "", "dusty")}),
+    node("", {0: 2}, cordons={1: Cordon("me", "", "dusty")}),
+    node("", {2: 3}, sizes=(16, 8, 4), instances=(1, 2)),
+    node("", {0: 11}, models=("A10", "A10")),
+    node("", {0: 16, 1: 16}, models=("A10", "A10")),
 )
 """What a node may be at one moment."""
 PODS = (
@@ -50,6 +65,12 @@ PODS = (
     GpuRequest(memory(5, 3)),
     GpuRequest(memory(8), GpuSelector(avoid_models=("A10",))),
     GpuRequest(memory(8, gpus=2), GpuSelector(gpu_policy="spread")),
+    GpuRequest(memory(8, gpus=2), GpuSelector(use_models=("A10",))),
+    GpuRequest(memory(2), GpuSelector(use_uuids=frozenset({"-1"}))),
+    GpuRequest(memory(2), GpuSelector(avoid_uuids=frozenset({"-0"}))),
+    GpuRequest((*whole(3), *memory(1))),
+    GpuRequest(memory(9, 9, 9)),
+    GpuRequest(memory(99)),
     GpuRequest(whole(2)),
     GpuRequest((*whole(), *memory(12))),
     GpuRequest(),
@@ -79,7 +100,27 @@ def test_a_node_is_judged_as_it_is_now_whatever_it_was_before(
             nodes.put(name, None if state is None else replace(state, name=name))
         there = [nodes.candidates.get(name) for name in NAMES]
         for ask in pods:
-            assert list(evaluator.verdicts(ask, NAMES)) == [UNKNOWN if it is None else unfit(ask, it) for it in there]
+            expected = [UNKNOWN if it is None else unfit(ask, it) for it in there]
+            assert list(evaluator.verdicts(ask, NAMES)) == expected
+            assert fitting(evaluator, ask, NAMES) == [
+                name for name, why in zip(NAMES, expected, strict=True) if why is None
+            ]
+            if not ask.parts or None in expected:
+                highest = max(
+                    (score(ask, it, policy, policy) for it in there if it is not None and unfit(ask, it) is None),
+                    default=0,
+                )
+                assert best(evaluator, ask, NAMES, policy) == [
+                    name
+                    for name, it in zip(NAMES, there, strict=True)
+                    if it is not None and unfit(ask, it) is None and score(ask, it, policy, policy) == highest
+                ]
+            else:
+                assert best(evaluator, ask, NAMES, policy) == []
+                reasons = evaluator.search(ask, NAMES).reasons()
+                assert {name: why for why, names in reasons.items() for name in names} == dict(
+                    zip(NAMES, expected, strict=True)
+                )
             assert list(evaluator.scores(ask, NAMES, policy, policy)) == [
                 0 if it is None else score(ask, it, policy, policy) for it in there
             ]
@@ -103,16 +144,41 @@ def test_a_node_that_is_not_known_fits_no_pod() -> None:
     evaluator = NodeEvaluator(view())
     assert evaluator.verdicts(GpuRequest(memory(1)), ["a"]) == [UNKNOWN]
     assert evaluator.scores(GpuRequest(memory(1)), ["a"], "binpack", "binpack") == [0]
-    assert repr(evaluator) == "<NodeEvaluator: 0 nodes, remembers 1 pods>"
+    assert best(evaluator, GpuRequest(memory(1)), ["a"]) == []
+    assert repr(evaluator) == "<NodeEvaluator: 0 nodes, searches for 0 demands>"
 
 
-def test_the_pods_asked_about_last_are_remembered() -> None:
-    """More pods than are remembered; the answers stay right."""
+def test_the_demands_of_several_containers_asked_about_last_are_remembered() -> None:
+    """More than are remembered; the answers stay right."""
     evaluator = NodeEvaluator(view([node("a", {0: 3}, sizes=(8,))]))
     for _ in range(2):
-        fitting = [shares for shares in range(1, 90) if evaluator.verdicts(GpuRequest(memory(shares)), ["a"]) == [None]]
-        assert fitting == [1, 2, 3, 4, 5]
-    assert repr(evaluator) == "<NodeEvaluator: 1 nodes, remembers 64 pods>"
+        found = [n for n in range(1, 90) if evaluator.verdicts(GpuRequest(memory(1, n)), ["a"]) == [None]]
+        assert found == [1, 2, 3, 4]
+    assert repr(evaluator) == "<NodeEvaluator: 1 nodes, searches for 64 demands>"
+
+
+def test_more_kinds_of_hardware_than_are_told_apart_change_no_verdict() -> None:
+    nodes = [node(f"n{size}", sizes=(size,)) for size in range(1, 4200)]
+    evaluator = NodeEvaluator(view(nodes))
+    for ask in (GpuRequest(memory(4100)), GpuRequest(memory(4100), GpuSelector(avoid_models=("A10",)))):
+        assert verdicts(evaluator, ask, nodes) == [unfit(ask, each) for each in nodes]
+    full = evaluator.search(GpuRequest(memory(5000)), [each.name for each in nodes]).reasons()
+    assert {name: why for why, names in full.items() for name in names} == {
+        each.name: unfit(GpuRequest(memory(5000)), each) for each in nodes
+    }
+
+
+def test_the_best_is_that_of_the_first_nodes_with_room_and_no_more_than_a_few_are_offered() -> None:
+    """Node z is fuller than all others."""
+    nodes = [*(node(f"n{number}") for number in range(140)), node("z", {0: 8})]
+    evaluator = NodeEvaluator(view(nodes))
+    names = [each.name for each in nodes]
+    assert best(evaluator, GpuRequest(memory(4)), names) == names[:16]
+    assert best(evaluator, GpuRequest(memory(4)), names[20:]) == ["z"]
+    assert (
+        evaluator.best(evaluator.search(GpuRequest(memory(4)), names[20:]), "binpack", "binpack", besides=["z"])
+        == (names[20:36])
+    )
 
 
 # --- How much one request tries ---------------------------------------------------------------------------------------
@@ -176,5 +242,5 @@ def test_groups_for_which_there_is_no_time_are_scored_as_if_they_were_not_connec
     seen = [scores(evaluator, GpuRequest(whole(2)), nodes) for _ in range(4)]
     assert {score(GpuRequest(whole(2)), each, "binpack", "binpack") for each in nodes} == {8}
     assert set(seen[0]) == {8, 4}
-    assert seen[0].count(8) < seen[1].count(8)
+    assert seen[0].count(8) < seen[1].count(8)  # what was compared is remembered
     assert seen[-1] == [8] * 500

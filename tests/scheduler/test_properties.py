@@ -3,9 +3,10 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 from hypothesis import given
@@ -34,6 +35,8 @@ class Cluster:
 
     w: ExtenderWorld
     made: int = 0
+    asked: Iterator[int] = field(default_factory=count)
+    """Numbers the pods that are only asked about."""
     lagging: bool = False
     left: dict[str, tuple[str, Mapping[int, int]]] = field(default_factory=dict)
     """By uid, node and GPUs of pods that were deleted by force and whose processes go on, as the extender knows."""
@@ -218,14 +221,17 @@ class Cluster:
         return {each.uid: (each.node, each.usage) for each in entries if not each.claimed and each.until is None}
 
     async def same_answers(self) -> None:
-        """Whoever is asked, the answer is the same, and so it is when it is asked again."""
+        """Whoever is asked, the answer is the same, and so it is when it is asked again of another pod like it."""
         names = list(NODES)
         for n, pod in enumerate(PROBES):
-            body = {"Pod": pod | {"metadata": {"name": f"probe{n}", "namespace": "default", "uid": f"probe{n}"}}}
             for verb in ("filter", "prioritize"):
                 first, second = self.w.running
-                asked = body | {"Nodes": None, "NodeNames": names}
-                answers = [await self.w.ask(verb, asked, running) for running in (first, second, first)]
+                answers = []
+                for running in (first, second, first):
+                    # A pod that comes again is offered other nodes.
+                    meta = {"name": f"probe{n}", "namespace": "default", "uid": f"probe{next(self.asked)}"}
+                    body = {"Pod": pod | {"metadata": meta}, "Nodes": None, "NodeNames": names}
+                    answers.append(await self.w.ask(verb, body, running))
                 assert answers[0] == answers[1] == answers[2]
 
     async def alive(self) -> None:

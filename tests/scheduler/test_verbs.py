@@ -250,8 +250,10 @@ def test_a_pod_without_uid_is_judged() -> None:
 
 
 def test_verdicts_are_counted() -> None:
+    """Why nodes do not suit is told, and counted, of a pod that fits on none of them."""
     world = two_nodes().node("c", 4)
     world.filter(wanting(8), "a", "b", "c", "zz", "zz2")
+    world.filter(wanting(8), "a", "c", "zz", "zz2")
     name = VERDICTS.name
     assert world.metrics.counts == {
         (name, "fits"): 1,
@@ -259,6 +261,118 @@ def test_verdicts_are_counted() -> None:
         (name, "unresolvable"): 1,
         (name, "unknown"): 2,
     }
+
+
+# --- The best nodes ---------------------------------------------------------------------------------------------------
+
+
+def passed(world: World, wanted: Json, *names: str) -> list[str]:
+    """Return the nodes that pass, of which the answer says nothing else."""
+    answer = world.filter(wanted, *names)
+    assert (answer["FailedNodes"], answer["FailedAndUnresolvableNodes"], answer["Error"]) == ({}, {}, "")
+    found: list[str] = answer["NodeNames"]
+    return found
+
+
+def test_only_the_best_nodes_pass_and_no_reasons_are_given() -> None:
+    """Binpack: on node a the pod leaves the unused GPU of b alone. On c it does not fit."""
+    assert passed(two_nodes().node("c", 1), wanting(2), "c", "b", "zz", "a") == ["a"]
+
+
+def test_of_equally_good_nodes_kube_scheduler_chooses_among_sixteen() -> None:
+    world, names = World(), [f"n{number}" for number in range(40)]
+    for name in names:
+        world.node(name, 8)
+    assert passed(world, wanting(2), *names) == names[:16]
+
+
+def test_a_pod_that_comes_again_is_offered_other_nodes_until_it_was_offered_all() -> None:
+    """Its binding has failed, or a plugin that kube-scheduler asks later."""
+    world = two_nodes()
+    assert [passed(world, wanting(2), "a", "b") for _ in range(4)] == [["a"], ["b"], ["a"], ["b"]]
+    assert passed(world, wanting(2), "b") == ["b"]
+    other = wanting(2)
+    other["metadata"]["uid"] = "u-other"
+    assert passed(world, other, "a", "b") == ["a"]
+
+
+def test_no_more_is_remembered_than_of_a_thousand_pods() -> None:
+    world = two_nodes()
+    for number in range(1001):
+        wanted = wanting(2)
+        wanted["metadata"]["uid"] = f"u-{number}"
+        assert passed(world, wanted, "a", "b") == ["a"]
+    assert passed(world, wanted, "a", "b") == ["b"]
+    wanted["metadata"]["uid"] = "u-0"
+    assert passed(world, wanted, "a", "b") == ["a"]
+
+
+TERM = {"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["x"]}]}}
+NEAR = {"weight": 1, "podAffinityTerm": {"topologyKey": "zone", "labelSelector": {"matchLabels": {"a": "b"}}}}
+SPREAD = {"maxSkew": 1, "topologyKey": "zone", "labelSelector": {"matchLabels": {"a": "b"}}}
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"affinity": {"nodeAffinity": {PREFERRED: [TERM]}}},
+        {"affinity": {"podAffinity": {PREFERRED: [NEAR]}}},
+        {"affinity": {"podAntiAffinity": {PREFERRED: [NEAR]}}},
+        {"topologySpreadConstraints": [SPREAD | {"whenUnsatisfiable": "ScheduleAnyway"}]},
+    ],
+    ids=["nodes", "pods", "not pods", "spreading"],
+)
+def test_a_pod_with_preferences_may_go_to_all_nodes_with_room(spec: Json) -> None:
+    """kube-scheduler weighs its preferences against the scores of these nodes."""
+    wanted = wanting(2)
+    wanted["spec"] |= spec
+    world = two_nodes().node("c", 1)
+    assert [passed(world, wanted, "a", "b", "c") for _ in range(2)] == [["a", "b"]] * 2
+    assert world.scores(wanted, "a", "b") == {"a": 7, "b": 4}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}},
+        {"topologySpreadConstraints": [SPREAD | {"whenUnsatisfiable": "DoNotSchedule"}]},
+    ],
+    ids=["affinity", "spreading"],
+)
+def test_what_a_pod_requires_kube_scheduler_has_checked_already(spec: Json) -> None:
+    wanted = wanting(2)
+    wanted["spec"] |= spec
+    assert passed(two_nodes(), wanted, "a", "b") == ["a"]
+
+
+def test_beside_nodes_that_prefer_to_have_no_pods_all_with_room_pass() -> None:
+    """By a taint with the effect PreferNoSchedule."""
+    world = two_nodes()
+    there = world.fleet.candidates["a"].gpus
+    world.fleet.put_node("a", there, averse=True)
+    assert passed(world, wanting(2), "a", "b") == ["a", "b"]
+    assert passed(world, wanting(2), "b") == ["b"]
+    world.fleet.put_node("a", there)
+    assert passed(world, wanting(2), "a", "b") == ["a"]
+
+
+def test_a_search_that_takes_long_goes_on_with_the_next_request_and_refuses_nobody() -> None:
+    """On the first nodes there is no room, which takes long to find; on the last there is, which takes a search too."""
+    world = (
+        World().node("a", 11, 12, 13, 19, 20, 26).node("b", 11, 11, 13, 19, 20, 26).node("c", 12, 12, 13, 18, 19, 26)
+    )
+    world.node("room", 14, 14, 14, 15, 19, 19)
+    wanted = wanting(7, 9, 7, 5, 10, 7, 10, 7, 7, 7, 9, 10)
+    names, answers = ["a", "b", "c", "room"], list[Json]()
+    while not answers or answers[-1]["Error"]:
+        answers.append(world.filter(wanted, *names))
+        assert len(answers) < 10
+    assert len(answers) > 1
+    assert {answer["Error"] for answer in answers[:-1]} == {
+        "the search for GPUs for all containers of the pod together is not finished yet"
+    }
+    assert answers[-1]["NodeNames"] == ["room"]
 
 
 # --- prioritize ------------------------------------------------------------------------------------------------------
@@ -464,7 +578,8 @@ def test_names_that_are_strange_are_nodes_that_nobody_knows() -> None:
     strange = ["", "a/../b", "\u2028", "x" * 10_000, "a", "a"]
     answer = two_nodes().filter(wanting(1), *strange)
     assert answer["NodeNames"] == ["a", "a"]
-    assert answer["FailedNodes"].keys() == set(strange) - {"a"}
+    answer = two_nodes().filter(wanting(9), *strange)
+    assert {**answer["FailedNodes"], **answer["FailedAndUnresolvableNodes"]}.keys() == set(strange)
 
 
 def test_a_message_in_the_log_says_what_was_not_answered(caplog: pytest.LogCaptureFixture) -> None:
@@ -486,10 +601,10 @@ def both_kinds() -> World:
 def test_whole_gpus_may_come_from_nodes_of_both_kinds() -> None:
     """Those of b are not counted here: kube-scheduler has seen that enough are free."""
     world = both_kinds()
-    assert world.filter(wanting_whole(2), "a", "b")["NodeNames"] == ["a", "b"]
+    assert [world.filter(wanting_whole(2), name)["NodeNames"] for name in "ab"] == [["a"], ["b"]]
     world.runs(running_whole("a0", "a", 0), running_whole("b0", "b", 0), running_whole("b1", "b", 1))
-    answer = world.filter(wanting_whole(2), "a", "b")
-    assert (answer["NodeNames"], answer["FailedNodes"]) == (["b"], {"a": "fewer than 2 GPUs are unused"})
+    assert world.filter(wanting_whole(2), "a")["FailedAndUnresolvableNodes"] == {"a": "fewer than 2 GPUs are unused"}
+    assert world.filter(wanting_whole(2), "a", "b")["NodeNames"] == ["b"]
     assert world.scores(wanting_whole(1), "a", "b")["b"] == 5
     assert world.metrics.counts == {(VERDICTS.name, "fits"): 3, (VERDICTS.name, "full"): 1}
 

@@ -243,11 +243,9 @@ class CapacityCache(SchedulerFeature):
         """Return whether one of the nodes that a pod may go to has room for it."""
         nodes = self._context.fleet.candidates
         names = [name for name in allowed if name in nodes and needs.others <= self.nodes[name].others]
-        verdicts = self._context.evaluator.verdicts(needs.ask, names)
-        return any(
-            why is None and ((left := nodes[name].left) is None or left.cover(needs.amounts))
-            for name, why in zip(names, verdicts, strict=True)
-        )
+        evaluator = self._context.evaluator
+        fitting = evaluator.rows.at(evaluator.search(needs.ask, names).fitting())
+        return any(node.left is None or node.left.cover(needs.amounts) for node in fitting)
 
 
 def _brief(pod: Pod) -> Pod:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
-from collections import Counter, OrderedDict
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from weakref import WeakKeyDictionary
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import repeat
 
 from gpu_device_plugin.features.learning.rules.marginal_value import (
     NEVER,
@@ -20,13 +20,13 @@ from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, lar
 from gpu_device_plugin.model.gpus import Links
 from gpu_device_plugin.model.placing import Ranks
 from gpu_device_plugin.model.resources import Amounts, Kind
-from gpu_device_plugin.scheduler.node_evaluator import UNTRIED, NodeEvaluator, Remembered, RequestResults, Rows
+from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator, Rows
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
-from gpu_device_plugin.scheduler.rules.packing import TooLongError
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 from gpu_device_plugin.scheduler.rules.scoring import MIDDLE, MOST, connected
 
-_MOST_AMOUNTS = 4
-"""The most different requests for CPU and memory that are cached for one demand. With 5,000 nodes each takes 40 kB."""
+_AT_ONCE = 16
+"""So many nodes are appraised in one step."""
 _MOST_GROUPS = 4
 """The most groups of unused GPUs that are compared by their links: one takes up to half a millisecond."""
 _EQUAL = 1e-9
@@ -64,51 +64,59 @@ class NodeTypes:
 
 
 class _Appraised:
-    """All nodes appraised by tables that were learned."""
+    """The nodes appraised by tables that were learned, each again once it has changed and somebody asks."""
 
     def __init__(self, rows: Rows, types: NodeTypes, tables: Tables) -> None:
-        self._types = types
+        self._rows, self._types = rows, types
         self.tables = tables
-        self.appraiser = appraiser = Appraiser(tables)
+        self._appraiser = Appraiser(tables)
+        self.ranks = partial(ranks_on, self._appraiser)
+        self._rooms: list[Appraisal | None] = []
+        self._mark = 0
+        self._outdated = bytearray()
+        """By row, 1 where there is no current appraisal."""
 
-        def appraisal(row: int) -> Appraisal | None:
-            node, node_type = rows.nodes[row], types.at[row]
-            return None if node is None or node_type is None else appraiser.appraise(node_type, free_capacity(node))
+    def rooms(self, rows: Iterable[int]) -> Sequence[Appraisal | None]:
+        """Return the appraisals by row, which are current for `rows`; valid until the next change."""
+        for _ in self.refresh(rows):
+            pass
+        return self._rooms
 
-        self._rows = rows
-        self.rooms: Remembered[Appraisal | None] = Remembered(rows, appraisal, [], None)
-        # What is remembered for a demand goes with the evaluator's results for it.
-        self._gains: WeakKeyDictionary[RequestResults, OrderedDict[Amounts, Remembered[float]]] = WeakKeyDictionary()
+    def refresh(self, rows: Iterable[int]) -> Generator[None, None, None]:
+        """Appraise those of `rows` that have changed, in small steps."""
+        changed, self._mark = self._rows.changes.since(self._mark), self._rows.changes.latest
+        nodes, rooms, outdated = self._rows.nodes, self._rooms, self._outdated
+        if changed is None:
+            outdated.clear()
+        rooms.extend(repeat(None, len(nodes) - len(rooms)))
+        outdated.extend(repeat(1, len(nodes) - len(outdated)))
+        for row in changed or ():
+            outdated[row] = 1
+        for number, row in enumerate([row for row in rows if outdated[row]]):
+            node, node_type = nodes[row], self._types.at[row]
+            rooms[row] = (
+                None if node is None or node_type is None else self._appraiser.appraise(node_type, free_capacity(node))
+            )
+            outdated[row] = 0
+            if number % _AT_ONCE == _AT_ONCE - 1:
+                yield
 
-    def marginal_values(self, pod: RequestResults, amounts: Amounts, rows: Sequence[int]) -> Sequence[float]:
-        """Return what `rows` gain by a pod that requests these amounts, `NEVER` where it does not fit; by row.
+    def gains(self, ask: GpuRequest, rows: Sequence[int], amounts: Amounts) -> list[float]:
+        """Return what `rows`, on which a pod fits, gain by it; `NEVER` where its CPU or memory does not fit.
 
         Appraised is the largest of the pod's parts, with all CPU and memory. What room nodes have that serve claims is
         not known: they gain `NEVER` too.
         """
-        verdicts, gains = pod.verdicts.now(rows), self._gains.setdefault(pod, OrderedDict())
-        marginal_values = gains.pop(amounts, None)
-        if marginal_values is None:
-            rooms, kind, gain_of = self.rooms.now(), largest_kind(pod.ask, amounts), self.appraiser.gain
-            types, claims = self._types, self._rows.claims
-            # A pod without GPUs takes nothing on a node without GPUs that pods with GPUs need.
-            elsewhere = NEVER if pod.ask.parts else 0.0
-
-            def gain(row: int) -> float:
-                if verdicts[row] is UNTRIED:
-                    raise TooLongError
-                if verdicts[row] is not None or row in claims:
-                    return NEVER
-                room = rooms[row]
-                if room is not None:
-                    return gain_of(kind, room)
-                return elsewhere if types.at[row] is None else NEVER
-
-            marginal_values = Remembered(self._rows, gain, array("d"), NEVER, estimate=lambda _row: NEVER)
-        gains[amounts] = marginal_values
-        if len(gains) > _MOST_AMOUNTS:
-            gains.popitem(last=False)
-        return marginal_values.now(rows)
+        rooms, kind, gain = self.rooms(rows), largest_kind(ask, amounts), self._appraiser.gain
+        gains = [gain(kind, rooms[row]) for row in rows]
+        if ask.parts:
+            return gains
+        # A pod without GPUs takes nothing on a node without GPUs that pods with GPUs need.
+        types, claims = self._types.at, self._rows.claims
+        return [
+            0.0 if rooms[row] is None and types[row] is None and row not in claims else gain
+            for row, gain in zip(rows, gains, strict=True)
+        ]
 
 
 class NodeScores:
@@ -126,7 +134,7 @@ class NodeScores:
         appraised = None
         if tables is not None:
             appraised = _Appraised(self._rows, self._types, tables)
-            yield from appraised.rooms.refresh()
+            yield from appraised.refresh(range(len(self._rows.nodes)))
         self._appraised = appraised
 
     def node_types(self) -> Mapping[NodeType, int]:
@@ -141,58 +149,63 @@ class NodeScores:
     def stranded(self) -> Iterator[tuple[Candidate, float]]:
         """Yield the nodes that are appraised, each with its `Appraisal.stranded`; none before something is learned."""
         self.evaluator.prepare()
-        rooms = [] if self._appraised is None else self._appraised.rooms.now()
+        rooms = [] if self._appraised is None else self._appraised.rooms(range(len(self._rows.nodes)))
         for node, room in zip(self._rows.nodes, rooms, strict=False):
             if node is not None and room is not None:
                 yield node, room.stranded
 
     def prepare(self) -> None:
-        """Appraise the nodes that have changed."""
+        """Learn the shapes of the nodes that have changed."""
         self._types.update()
-        if self._appraised is not None:
-            self._appraised.rooms.now()
 
     def ranks(self, node: Candidate, amounts: Amounts) -> Ranks | None:
         """Return what is preferred on a node for a pod that requests these amounts; None: nothing is learned."""
-        return None if self._appraised is None else ranks_on(self._appraised.appraiser, node, amounts)
+        return None if self._appraised is None else self._appraised.ranks(node, amounts)
 
-    def scores(self, pod: RequestResults, rows: Sequence[int], amounts: Amounts) -> Sequence[int] | None:
-        """Return scores relative to each other; None before something is learned.
+    def best(self, ask: GpuRequest, rows: Sequence[int], amounts: Amounts) -> Sequence[int] | None:
+        """Return those of `rows` that gain most by a pod that fits on them; None before something is learned."""
+        if self._appraised is None:
+            return None
+        return self._of_most_gain(ask, rows, self._appraised.gains(ask, rows, amounts))
+
+    def scores(self, ask: GpuRequest, rows: Sequence[int], amounts: Amounts) -> Sequence[int] | None:
+        """Return scores relative to each other of rows on which a pod fits; None before something is learned.
 
         Only the nodes that gain most get 10, and the others are spread evenly from 0 to 9.
         """
         if self._appraised is None:
             return None
-        marginal_values = self._appraised.marginal_values(pod, amounts, rows)
-        verdicts = pod.verdicts.now(rows)
-        named = [marginal_values[row] for row in rows]
-        best, worst = max(named, default=NEVER), min(named, default=NEVER)
-        if worst == NEVER:
-            worst = min([gain for gain in named if gain > NEVER], default=NEVER)
+        gains = self._appraised.gains(ask, rows, amounts)
+        able = [gain for gain in gains if gain > NEVER]
+        best, worst = max(able, default=0.0), min(able, default=0.0)
         first, scale = best - _EQUAL, (MOST - 1) / max(best - worst, _EQUAL)
-        scores = [0 if gain == NEVER else MOST if gain >= first else int((gain - worst) * scale) for gain in named]
-        amount = max((part.demand.amount for part in pod.ask.parts if part.demand.kind is Kind.COUNT), default=1)
-        if amount > 1:
-            # Of the nodes that gain most, those are preferred whose unused GPUs are best connected.
-            best_rows = [row for row, score in zip(rows, scores, strict=True) if score == MOST]
-            spoilt = set(best_rows) - self._best_connected(best_rows, amount)
-            scores = [MOST - 1 if row in spoilt else score for row, score in zip(rows, scores, strict=True)]
+        top = set(self._of_most_gain(ask, rows, gains)) if able else set()
         claims = self._rows.claims
-        if not claims:
-            return scores
         return [
-            MIDDLE if row in claims and verdicts[row] is None else score
-            for row, score in zip(rows, scores, strict=True)
+            (MIDDLE if row in claims else 0)
+            if gain == NEVER
+            else MOST
+            if row in top
+            else MOST - 1
+            if gain >= first
+            else int((gain - worst) * scale)
+            for row, gain in zip(rows, gains, strict=True)
         ]
 
-    def _best_connected(self, rows: Sequence[int], amount: int) -> set[int]:
-        """Return the rows of which `amount` unused GPUs are best connected."""
-        by_group: dict[tuple[Links, tuple[int, ...]], set[int]] = {}
-        for row in rows:
+    def _of_most_gain(self, ask: GpuRequest, rows: Sequence[int], gains: Sequence[float]) -> Sequence[int]:
+        """Return the rows that gain most; for several whole GPUs those of which the unused ones are best connected."""
+        first = max(gains) - _EQUAL
+        best = [row for row, gain in zip(rows, gains, strict=True) if gain >= first]
+        amount = max((part.demand.amount for part in ask.parts if part.demand.kind is Kind.COUNT), default=1)
+        if amount == 1 or len(best) == 1:
+            return best
+        by_group: dict[tuple[Links, tuple[int, ...]], list[int]] = {}
+        for row in best:
             node = self._rows.nodes[row]
             if node is not None:
-                by_group.setdefault((node.gpus.links, node.summary.unused), set()).add(row)
+                by_group.setdefault((node.gpus.links, node.summary.unused), []).append(row)
         tried = sorted(by_group, key=lambda group: -len(by_group[group]))[:_MOST_GROUPS]
-        near = {group: connected(*group, amount) for group in tried}
-        nearest = max(near.values(), default=0.0)
-        return set[int]().union(*[by_group[group] for group in tried if near[group] == nearest])
+        near = {group: connected(*group, amount, self.evaluator.groups) for group in tried}
+        nearest = max(near.values())
+        chosen = {row for group in tried if near[group] == nearest for row in by_group[group]}
+        return [row for row in best if row in chosen]

@@ -216,11 +216,12 @@ class SampleMisses(SchedulerFeature):
     ) -> tuple[str, WaitingReason] | None:
         """Nominate a node outside the sample that has room for a pod, or where evicting may make room; say so."""
         left_out, fleet = {*sample, *self._closed}, self._context.fleet
+        evaluator = self._context.evaluator
+        outside = [name for name in evaluator.rows.index if name not in left_out]
         roomy = [
             node.name
-            for node in self._context.evaluator.fitting(asked)
-            if node.name not in left_out
-            and not node.gpus.claims  # kube-scheduler allocates these
+            for node in evaluator.rows.at(evaluator.search(asked, outside).fitting())
+            if not node.gpus.claims  # kube-scheduler allocates these
             and (node.left is None or node.left.cover(pod.amounts))
         ]
         if roomy:

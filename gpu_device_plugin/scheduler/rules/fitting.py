@@ -198,15 +198,26 @@ def room_decides(node: Candidate) -> bool:
     return bool(node.rooms) and not (gpus.problem or gpus.claims or gpus.divided)
 
 
-def reason_of_one(node: Candidate) -> tuple[object, ...] | None:
-    """Return what decides the reason against a pod of one part that has no room on a node where `room_decides`.
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """All that decides, beside its free room, whether and why a pod of one part does not fit on a node."""
 
-    Two nodes with equal ones have the same reason. None: there are MIG instances, or cordons, where more decides.
-    """
-    numbers = node.summary
+    model: str | None
+    """Of all its GPUs; None: they are of several."""
+    sizes: tuple[int, ...]
+    failed: tuple[int, ...]
+    taken: bool
+    """All its GPUs are in whole use."""
+    share_mib: int | None
+
+
+def hardware(node: Candidate) -> Hardware | None:
+    """Return that of a node where `room_decides`; None: it has MIG instances, or cordons, where more decides."""
+    numbers, models = node.summary, node.gpus.models
     if numbers.of_gpus is not None or node.gpus.cordoned:
         return None
-    return numbers.sizes, numbers.failed, not numbers.frees, node.gpus.share_mib
+    model = next(iter(models)) if len(models) == 1 else None
+    return Hardware(model, numbers.sizes, numbers.failed, not numbers.frees, node.gpus.share_mib)
 
 
 def unfit_by_kind(ask: GpuRequest, node: Candidate) -> FilterFailure | None:

@@ -190,7 +190,7 @@ class CachingPacker(Packer):
     def __init__(self, demands: Sequence[Demand], effort: Effort) -> None:
         """Search for no longer than `effort` allows: then `TooLongError` is raised."""
         super().__init__(demands)
-        self._effort = effort
+        self.effort = effort
         self._smallest = min((each for _, each in self.pieces), default=0)
         self._cache: dict[tuple[int, ...], Packing] = {}
 
@@ -206,11 +206,11 @@ class CachingPacker(Packer):
             key = (*key, *(-free for free in beside)) if self._several else tuple(sorted((*key, *beside)))
         packing = self._cache.get(key)
         if packing is None:
-            self._effort.check()
+            self.effort.check()
             if len(self._cache) >= _MOST_PACKINGS:
                 self._cache.clear()
             searched = super().packing(left, instances, most_steps)
-            self._effort.spend(searched.steps + 1)
+            self.effort.spend(searched.steps + 1)
             packing = self._cache[key] = replace(searched, taken=searched.taken and ())
         return packing
 

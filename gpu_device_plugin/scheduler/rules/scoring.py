@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, MutableMapping
 from itertools import combinations
 from math import comb
+from typing import TypeAlias
 
 from gpu_device_plugin.model.gpus import Closeness, Links
 from gpu_device_plugin.model.placing import closest
@@ -28,7 +28,10 @@ _STEPS_OF_A_GROUP = 5
 _STEPS_OF_A_NODE = 1
 """The cost of looking at each GPU of a node of which a pod may have some."""
 _MOST_GROUPS = 10_000
-"""The most groups of GPUs whose connection is cached for one pod."""
+"""The most groups of GPUs whose connection is cached."""
+
+Groups: TypeAlias = "MutableMapping[tuple[Links, tuple[int, ...], int], float]"
+"""How well groups of GPUs are connected, by the links and unused GPUs of a node and the number that is taken."""
 
 
 class Scorer:
@@ -39,10 +42,13 @@ class Scorer:
     before anything is learned. Each part of a pod is scored as if it were alone, so that no placement is necessary.
     """
 
-    def __init__(self, ask: GpuRequest, node_policy: str, gpu_policy: str, effort: Effort) -> None:
+    def __init__(
+        self, ask: GpuRequest, node_policy: str, gpu_policy: str, effort: Effort, groups: Groups | None = None
+    ) -> None:
         """Score for one pod, by these policies where neither pod nor node says.
 
         `effort` limits what needs time: to compare links between GPUs, and to look at each GPU that is allowed.
+        `groups` keeps what was compared for other pods too.
         """
         self._ask = ask
         self._policy = ask.selector.node_policy or node_policy
@@ -58,7 +64,7 @@ class Scorer:
         self._whole = sum(amount for amount, _ in self._counts)
         self._spoilable = sum(gpus for _, gpus in self._memory) + sum(pairs for _, pairs in self._counts)
         """The units that the pod could spoil: GPUs for memory, and pairs of whole ones."""
-        self._connection = lru_cache(_MOST_GROUPS)(self._compared)
+        self._groups: Groups = {} if groups is None else groups
 
     def score(self, node: Candidate) -> int:
         """Return how well a node suits the pod. Raises TooLongError once there is no time to look closer."""
@@ -67,7 +73,7 @@ class Scorer:
             self._effort.check()
             self._effort.spend(_STEPS_OF_A_NODE)
             numbers = summary(rooms)
-        return self._score(node, numbers, self._connection)
+        return self._score(node, numbers, self._compared)
 
     def estimate(self, node: Candidate) -> int:
         """Return the score as if all GPUs of the node were allowed, and none connected with another."""
@@ -100,18 +106,24 @@ class Scorer:
         return min(1.0, (numbers.used + self._shares) / numbers.total + whole)
 
     def _compared(self, links: Links, unused: tuple[int, ...], amount: int) -> float:
-        self._effort.check()
-        self._effort.spend(_STEPS_OF_A_GROUP)
-        return connected(links, unused, amount)
+        if (links, unused, amount) not in self._groups:
+            self._effort.check()
+            self._effort.spend(_STEPS_OF_A_GROUP)
+        return connected(links, unused, amount, self._groups)
 
 
-def connected(links: Links, unused: Sequence[int], amount: int) -> float:
+def connected(links: Links, unused: tuple[int, ...], amount: int, groups: Groups) -> float:
     """Return how well the group of `amount` GPUs that a pod would get is connected, 0 to 1; one GPU alone scores 1.
 
-    Several NVLinks between two GPUs count as one.
+    Several NVLinks between two GPUs count as one. `groups` are those compared already, to which this one is added.
     """
     if amount == 1:
         return 1.0
-    group = closest(unused, amount, links.connection)
-    inside = sum(min(_CLOSEST, links.connection(a, b)) for a, b in combinations(group, 2))
-    return inside / (_CLOSEST * comb(amount, 2))
+    found = groups.get((links, unused, amount))
+    if found is None:
+        if len(groups) >= _MOST_GROUPS:
+            groups.clear()
+        group = closest(unused, amount, links.connection)
+        inside = sum(min(_CLOSEST, links.connection(a, b)) for a, b in combinations(group, 2))
+        found = groups[links, unused, amount] = inside / (_CLOSEST * comb(amount, 2))
+    return found

@@ -14,7 +14,7 @@ from gpu_device_plugin.model.placing import POLICIES, Demand
 from gpu_device_plugin.model.resources import Amounts, Kind
 from gpu_device_plugin.scheduler.rules.candidate import Candidate, by_division, candidate, summary
 from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
-from gpu_device_plugin.scheduler.rules.fitting import Fit, after, fit, reason_of_one, room_decides, unfit
+from gpu_device_plugin.scheduler.rules.fitting import Fit, after, fit, hardware, room_decides, unfit
 from gpu_device_plugin.scheduler.rules.packing import Packer, Packing, groups
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from gpu_device_plugin.scheduler.rules.usage import Usage
@@ -538,36 +538,49 @@ def test_where_more_than_room_decides_is_told() -> None:
 
 
 def test_instances_have_reasons_of_their_own() -> None:
-    assert reason_of_one(node(1, 1, cards={0: "GPU-8", 1: "GPU-8"})) is None
+    assert hardware(node(1, 1, cards={0: "GPU-8", 1: "GPU-8"})) is None
 
 
-@given(
-    asked=st.builds(whole, st.integers(1, 3)) | st.builds(mem, st.sampled_from([2, 4, 6, 12])),
-    gpus=st.integers(1, 2),
-    nodes=st.lists(
-        st.builds(
-            lambda sizes, used, unhealthy, share_mib: node(
-                *sizes,
-                used={n: min(size, used) for n, size in enumerate(sizes)},
-                unhealthy=tuple(n for n in unhealthy if n < len(sizes)),
-                share_mib=share_mib,
-            ),
-            st.lists(st.sampled_from([3, 4]), min_size=1, max_size=3),
-            st.integers(0, 4),
-            st.sets(st.integers(0, 2)),
-            st.sampled_from([1024, 512]),
+DEMANDS = st.builds(mem, st.sampled_from([2, 4, 6, 12]))
+NODES = st.lists(
+    st.builds(
+        lambda sizes, used, unhealthy, share_mib: node(
+            *sizes,
+            used={n: min(size, used) for n, size in enumerate(sizes)},
+            unhealthy=tuple(n for n in unhealthy if n < len(sizes)),
+            share_mib=share_mib,
         ),
-        min_size=2,
-        max_size=12,
+        st.lists(st.sampled_from([3, 4]), min_size=1, max_size=3),
+        st.integers(0, 4),
+        st.sets(st.integers(0, 2)),
+        st.sampled_from([1024, 512]),
     ),
+    min_size=2,
+    max_size=12,
 )
+
+
+@given(asked=st.builds(whole, st.integers(1, 3)) | DEMANDS, gpus=st.integers(1, 2), nodes=NODES)
 def test_what_is_alike_has_the_same_reason(asked: Demand, gpus: int, nodes: list[Candidate]) -> None:
     ask = asking(asked if asked.kind is Kind.COUNT else mem(asked.amount, gpus))
     reasons: dict[object, FilterFailure] = {}
     for one in nodes:
         found = unfit(ask, one)
         if found is not None:
-            assert reasons.setdefault(reason_of_one(one), found) == found
+            assert reasons.setdefault(hardware(one), found) == found
+
+
+@given(asked=st.lists(st.builds(whole, st.integers(1, 3)) | DEMANDS, min_size=2, max_size=4), nodes=NODES)
+def test_on_alike_nodes_a_pod_of_several_parts_is_as_impossible(asked: list[Demand], nodes: list[Candidate]) -> None:
+    """Whatever is free: that it would not fit on the emptied node, and why."""
+    reasons: dict[object, FilterFailure] = {}
+    never = set()
+    for one in nodes:
+        found = unfit(asking(*asked), one)
+        if found is not None and found.unresolvable:
+            assert reasons.setdefault(hardware(one), found) == found
+            never.add(hardware(one))
+    assert not [one for one in nodes if hardware(one) in never and unfit(asking(*asked), one) not in reasons.values()]
 
 
 # --- MIG instances

@@ -157,7 +157,7 @@ def test_how_well_gpus_are_connected_is_how_well_the_group_is_that_a_pod_gets(
     found = fit(asking(whole(amount)), there, "binpack")
     assert isinstance(found, Fit)
     pairs = [closeness[pair] / 700 for pair in combinations(found.placements[0].positions, 2)] or [1.0]
-    assert connected(there.gpus.links, there.summary.unused, amount) == pytest.approx(sum(pairs) / len(pairs))
+    assert connected(there.gpus.links, there.summary.unused, amount, {}) == pytest.approx(sum(pairs) / len(pairs))
 
 
 # --- which of two nodes
