@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw, Struct, field
 
+from gpu_device_plugin.kubernetes.objects.decoding import decoder_of
 from gpu_device_plugin.scheduler.cluster_state import FleetEntry
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
 
@@ -160,8 +161,13 @@ def read_args(body: bytes) -> ExtenderArgs:
 def read_binding(body: bytes) -> BindingArgs:
     """Decode the arguments of bind. Raises UnreadableRequestError."""
     args = _decode(body, BindingArgs)
-    for each in msgspec.structs.fields(args):
-        _given(getattr(args, each.name) or None, each.encode_name)
+    for value, name in (
+        (args.name, "PodName"),
+        (args.namespace, "PodNamespace"),
+        (args.uid, "PodUID"),
+        (args.node, "Node"),
+    ):
+        _given(value or None, name)
     return args
 
 
@@ -246,11 +252,12 @@ def _given(value: T | None, what: str) -> T:
 
 def _decode(raw: bytes | Raw, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(raw, type=kind)
+        found: T = decoder_of(kind).decode(raw)  # type: ignore[arg-type]
     except (msgspec.DecodeError, RecursionError) as error:
         raise UnreadableRequestError(f"the request is not what kube-scheduler sends: {error}") from None
     except UnicodeDecodeError:  # its message quotes the bytes
         raise UnreadableRequestError("the request is not what kube-scheduler sends: it is not UTF-8") from None
+    return found
 
 
 # --- Answers ---------------------------------------------------------------------------------------------------------

@@ -98,7 +98,8 @@ class Nominator:
             known.guessed.pop(names[0], None)
         if len(known.named) > _MOST_NAMED:
             known.named.clear()  # most of them are gone by now
-        known.named.update(map(sys.intern, names))
+        if not known.named.issuperset(names):
+            known.named.update(map(sys.intern, names))
 
     def nominate(
         self, pod: Pod, kind: int, suitable: Sequence[str], scores: Callable[[Sequence[str]], Sequence[float]]

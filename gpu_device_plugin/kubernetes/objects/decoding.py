@@ -264,13 +264,13 @@ def _is_large(requests: Mapping[str, int] | None) -> bool:
     return requests is not None and (len(requests) > _MOST_REQUESTED or weight(tuple(requests)) > _LONGEST_REQUESTED)
 
 
-_decoder_of = cache(msgspec.json.Decoder)  # to make one takes as long as to decode a pod
+decoder_of = cache(msgspec.json.Decoder)  # to make one takes as long as to decode a pod
 
 
 def decoded(raw: bytes | msgspec.Raw, form: type[T], what: str = "") -> T:
     """Decode an object; `what` is what people call it, by default the name of `form`. Raises UnreadableObjectError."""
     try:
-        found: T = _decoder_of(form).decode(raw)  # type: ignore[arg-type]
+        found: T = decoder_of(form).decode(raw)  # type: ignore[arg-type]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         # UnicodeDecodeError contains the bytes themselves, so it is not attached.
         why = str(error) if isinstance(error, msgspec.DecodeError) else "not UTF-8"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from operator import ge
 from typing import TypeVar
@@ -82,6 +82,16 @@ class Packing:
     """How many steps the search took, each of some microseconds."""
 
 
+@dataclass(slots=True)
+class _Tried:
+    """What one search has tried."""
+
+    most_steps: int
+    instances: Sequence[int]
+    steps: int = 0
+    vain: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)
+
+
 class Packer:
     """Packs all demands of one pod onto a node's GPUs and instances; precomputes all that depends on the pod alone."""
 
@@ -150,35 +160,33 @@ class Packer:
 
     def packing(self, left: Sequence[int], instances: Sequence[int] = (), most_steps: int = MOST_STEPS) -> Packing:
         """Search with the free shares of GPUs that are `left` once whole ones are taken, and of `instances`."""
-        vain: set[tuple[int, tuple[int, ...]]] = set()
-        steps = 0
+        tried = _Tried(most_steps, instances)
+        return Packing(self._rest(0, left, tried), tried.steps)
 
-        def rest(done: int, left: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
-            nonlocal steps
-            if done == len(self.pieces):
-                return ()
-            if done == self._several and instances:
-                left = sorted([*left, *instances])
-            useful = tuple(free for free in left if free >= self._least[done])
-            beside = sum(instances) if done < self._several else 0
-            if sum(useful) + beside < self._sums[done] or (done, useful) in vain:
-                return None
-            gpus, each = self.pieces[done]
-            alike = [tuple(group) for free, group in groupby(useful) if free >= each]
-            for taken in groups(alike, gpus):
-                if steps >= most_steps:
-                    return None
-                steps += 1
-                after = list(useful)
-                for free in taken:
-                    after.remove(free)
-                others = rest(done + 1, sorted([*after, *(free - each for free in taken)]))
-                if others is not None:
-                    return (taken, *others)
-            vain.add((done, useful))
+    def _rest(self, done: int, left: Sequence[int], tried: _Tried) -> tuple[tuple[int, ...], ...] | None:
+        """Return where the pieces go after those that are `done`, into the shares that are `left`; None: nowhere."""
+        if done == len(self.pieces):
+            return ()
+        if done == self._several and tried.instances:
+            left = sorted([*left, *tried.instances])
+        useful = tuple(free for free in left if free >= self._least[done])
+        beside = sum(tried.instances) if done < self._several else 0
+        if sum(useful) + beside < self._sums[done] or (done, useful) in tried.vain:
             return None
-
-        return Packing(rest(0, left), steps)
+        gpus, each = self.pieces[done]
+        alike = [tuple(group) for free, group in groupby(useful) if free >= each]
+        for taken in groups(alike, gpus):
+            if tried.steps >= tried.most_steps:
+                return None
+            tried.steps += 1
+            after = list(useful)
+            for free in taken:
+                after.remove(free)
+            others = self._rest(done + 1, sorted([*after, *(free - each for free in taken)]), tried)
+            if others is not None:
+                return (taken, *others)
+        tried.vain.add((done, useful))
+        return None
 
 
 class CachingPacker(Packer):
