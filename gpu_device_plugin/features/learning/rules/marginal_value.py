@@ -164,20 +164,39 @@ class Appraiser:
         cpu, memory = room.left.cpu_milli - kind.cpu_milli, room.left.memory_mib - kind.memory_mib
         if cpu < 0 or memory < 0:
             return NEVER
-        level = self._level(cpu)
-        changes, shares, unused, lacking = 0.0, room.shares, room.unused, kind.gpus
-        for group, there, change in self._taken(kind, room, level) if lacking else ():
-            number = min(there, lacking)
-            lacking -= number
-            changes += change * number
-            shares -= (kind.shares or group.free) * number
-            unused -= number * group.unused
-        if lacking:
-            return NEVER
-        packed = room.packed if level == room.level else _packed(room.groups, level)
-        placement_value = packed + changes + room.wanted * shares + room.together[level][unused]
-        placement_value += self._amounts(level, cpu, memory, shares)
-        return placement_value - room.placement_value - self.tables.idle_cpu * cpu - self.tables.idle_share * shares
+        tables = self.tables
+        level = bisect_right(tables.levels, cpu)
+        together, shares, unused, lacking = room.together[level], room.shares, room.unused, kind.gpus
+        changes = 0.0
+        if lacking == 1 and kind.shares:
+            # The same as below, for most pods: nothing else is computed as often.
+            asked, allow = kind.shares, kind.selector.allow_model if kind.selector.choosy else None
+            opened = _opened(together, unused)
+            best = NEVER
+            for gpu, free, now, cells_of, is_unused, _, packed in room.groups:
+                if free < asked or (allow is not None and not allow(gpu.model)):
+                    continue
+                values = packed[level]
+                change = values[(free - asked) * cells_of // gpu.size] - values[now]
+                gain = change + opened if is_unused else change
+                if gain > best:
+                    best, changes, takes_unused = gain, change, is_unused
+            if best == NEVER:
+                return NEVER
+            shares -= asked
+            unused -= takes_unused
+        elif lacking:
+            for group, there, change in self._taken(kind, room, level):
+                number = min(there, lacking)
+                lacking -= number
+                changes += change * number
+                shares -= (kind.shares or group.free) * number
+                unused -= number * group.unused
+            if lacking:
+                return NEVER
+        value = room.packed if level == room.level else _packed(room.groups, level)
+        value += changes + room.wanted * shares + together[unused] + self._amounts(level, cpu, memory, shares)
+        return value - room.placement_value - tables.idle_cpu * cpu - tables.idle_share * shares
 
     def gpus(self, kind: PodKind, room: Appraisal) -> list[int]:
         """Return the GPUs of a node on which a pod costs least; it fits there."""
@@ -212,10 +231,7 @@ class Appraiser:
             whole = [room.groups[room.group_at[at]] for at in _whole(kind, room)]
             return [(group, 1, -group.packed[level][group.cell]) for group in whole]
         options = self._options(kind, room, level)
-        if kind.gpus > 1:
-            options.sort(reverse=True)
-        elif options:
-            options = [max(options)]
+        options.sort(reverse=True)
         return [(room.groups[at], room.groups[at].number, change) for _, change, at in options]
 
     def _options(self, kind: PodKind, room: Appraisal, level: int) -> list[tuple[float, float, int]]:
@@ -234,11 +250,14 @@ class Appraiser:
     def _amounts(self, level: int, cpu: int, memory: int, shares: int) -> float:
         """Return the worth of CPU and memory beside so many free shares: less than 0 where too little is left."""
         stranded = 0.0
-        for amount, served in ((cpu, self._served_by_cpu), (memory, self._served_by_memory)):
-            for each in served:
-                if shares <= amount * each:
-                    break  # the next ones serve more
-                stranded += shares - amount * each
+        for each in self._served_by_cpu:
+            if shares <= cpu * each:
+                break  # the next ones serve more
+            stranded += shares - cpu * each
+        for each in self._served_by_memory:
+            if shares <= memory * each:
+                break
+            stranded += shares - memory * each
         return self.tables.cpu_worth[level] * cpu - STRANDED / len(SCARCITY) * stranded
 
 
