@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice, repeat
 from typing import Protocol
 
@@ -30,6 +31,8 @@ _MOST_SCORED = 128
 docs/decisions/0021."""
 MOST_OFFERED = 16
 """Of so many equally good nodes kube-scheduler's own plugins choose."""
+_AT_ONCE = 512
+"""So many nodes are compared with a pod before more of them are looked at."""
 _MOST_KINDS = 4096
 """The most kinds of hardware that are told apart: GPUs fail and return in ever new combinations."""
 _ANY = 1 << 31
@@ -105,11 +108,8 @@ class NodeEvaluator:
 
         The policies hold where neither pod nor node says.
         """
-        fitting = search.fitting()
-        if besides:
-            others = set(self.rows.named(besides))
-            fitting = [row for row in fitting if row not in others]
-        rows = list(islice(fitting, _MOST_SCORED))
+        others = set(self.rows.named(besides))
+        rows = list(islice((row for row in search.fitting() if row not in others), _MOST_SCORED))
         if len(rows) > 1:
             ranker = self._ranker_for(search.ask, node_policy)
             best = None if ranker is None else ranker.best(search.ask, rows, amounts)
@@ -237,7 +237,6 @@ class Search:
     def __init__(self, ask: GpuRequest, table: Rows, names: Sequence[str], packer: CachingPacker) -> None:
         self.ask = ask
         self.names = names
-        self.rows = table.named(names)
         self.unfinished = False
         """Whether nodes were left over (`UNTRIED`)."""
         self._table = table
@@ -261,9 +260,18 @@ class Search:
             return [None] * len(kinds)
         return [None if kind is None or kind.model is None else selector.allow_model(kind.model) for kind in kinds]
 
-    def fitting(self) -> Iterable[int]:
-        """Return the rows of the nodes on which the pod fits, in their order, looked for as they are taken."""
-        table, models, rows = self._table, self._models, self.rows
+    @cached_property
+    def rows(self) -> list[int]:
+        """The row of each node, 0 for one that is not known."""
+        return self._table.named(self.names)
+
+    def fitting(self) -> Iterator[int]:
+        """Yield the rows of the nodes on which the pod fits, in their order, looked for as they are taken."""
+        for first in range(0, len(self.names), _AT_ONCE):
+            yield from self._fitting(self._table.named(self.names[first : first + _AT_ONCE]))
+
+    def _fitting(self, rows: Sequence[int]) -> Iterable[int]:
+        table, models = self._table, self._models
         if not self.ask.parts:
             return [row for row in rows if row]
         if self._shares:

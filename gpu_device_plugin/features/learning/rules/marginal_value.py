@@ -169,21 +169,10 @@ class Appraiser:
         together, shares, unused, lacking = room.together[level], room.shares, room.unused, kind.gpus
         changes = 0.0
         if lacking == 1 and kind.shares:
-            # The same as below, for most pods: nothing else is computed as often.
-            asked, allow = kind.shares, kind.selector.allow_model if kind.selector.choosy else None
-            opened = _opened(together, unused)
-            best = NEVER
-            for gpu, free, now, cells_of, is_unused, _, packed in room.groups:
-                if free < asked or (allow is not None and not allow(gpu.model)):
-                    continue
-                values = packed[level]
-                change = values[(free - asked) * cells_of // gpu.size] - values[now]
-                gain = change + opened if is_unused else change
-                if gain > best:
-                    best, changes, takes_unused = gain, change, is_unused
-            if best == NEVER:
+            changes, takes_unused = _best_change(kind, room, level)
+            if changes == NEVER:
                 return NEVER
-            shares -= asked
+            shares -= kind.shares
             unused -= takes_unused
         elif lacking:
             for group, there, change in self._taken(kind, room, level):
@@ -264,6 +253,25 @@ class Appraiser:
 def _packed(groups: Iterable[Group], level: int) -> float:
     """Return the worth of what could be packed into GPUs as they are."""
     return sum([group.packed[level][group.cell] * group.number for group in groups])
+
+
+def _best_change(kind: PodKind, room: Appraisal, level: int) -> tuple[float, bool]:
+    """Return what the GPU gains that a pod takes shares of, and whether it is unused; `NEVER`: none has room.
+
+    The first of `Appraiser._options` without the list: nothing is computed as often.
+    """
+    asked, allow = kind.shares, kind.selector.allow_model if kind.selector.choosy else None
+    opened = _opened(room.together[level], room.unused)
+    best, chosen, takes_unused = NEVER, NEVER, False
+    for gpu, free, now, cells_of, unused, _, packed in room.groups:
+        if free < asked or (allow is not None and not allow(gpu.model)):
+            continue
+        values = packed[level]
+        change = values[(free - asked) * cells_of // gpu.size] - values[now]
+        gain = change + opened if unused else change
+        if gain > best:
+            best, chosen, takes_unused = gain, change, unused
+    return chosen, takes_unused
 
 
 def _whole(kind: PodKind, room: Appraisal) -> list[int]:
