@@ -49,7 +49,7 @@ _ELSEWHERE = resolvable(
     "binding-unanswered", "the pod may already be bound to another node: the API server has not answered"
 )
 _MOST_TRIED = 1000
-"""Pods of which is known what they were offered."""
+"""Pods of which the best nodes are known."""
 _SOON = (
     "there will be room once pods that vanished while running, or whose binding got no answer, no longer count, and "
     "room that is held for others is given back"
@@ -132,7 +132,7 @@ class Verbs:
         self.waiting = WaitingObserved(fleet, self._context.wall)
         self._features = self._context.features
         self._tried: OrderedDict[str, frozenset[str]] = OrderedDict()
-        """By pod UID, the nodes that a pod was offered and has not been bound to; the latest at the end."""
+        """By pod UID, the nodes that were best for a pod when it was asked about; the latest at the end."""
 
     def filter(self, body: bytes) -> bytes:
         """Return the best of the nodes that a pod may go to; if there are none, the reason against each node.
@@ -181,17 +181,23 @@ class Verbs:
         """Return the best nodes on which a pod fits; all of them where kube-scheduler has preferences to weigh."""
         averse = self._fleet.averse
         if placing.prefers or (averse and not averse.isdisjoint(search.names)):
-            return [node.name for node in self._context.evaluator.rows.at(search.fitting())]
-        # Where it was offered before, its binding has failed since, or another plugin of kube-scheduler.
-        failed = self._tried.pop(pod.uid, frozenset())
-        best = self._context.best(search, pod, failed)
-        if failed and not best:
-            failed, best = frozenset(), self._context.best(search, pod)
+            return self._names(search)
+        tried = self._tried.pop(pod.uid, frozenset())
+        passed = best = self._context.best(search, pod, tried)
+        if tried:
+            # Its binding has failed since, or a plugin or an extender that kube-scheduler asks after this one: so that
+            # these find what suits them, all nodes pass but those that were best before, as long as there are others.
+            tried = tried if best else frozenset()
+            passed = [name for name in self._names(search) if name not in tried]
+            best = best or self._context.best(search, pod)
         if best:
-            self._tried[pod.uid] = failed.union(best)
+            self._tried[pod.uid] = tried.union(best)
             if len(self._tried) > _MOST_TRIED:
                 self._tried.popitem(last=False)
-        return best
+        return passed
+
+    def _names(self, search: Search) -> list[str]:
+        return [node.name for node in self._context.evaluator.rows.at(search.fitting())]
 
     def _refused(self, args: wire.ExtenderArgs, pod: Pod, placing: wire.Placing, whys: Reasons) -> bytes:
         """Refuse a pod that fits on none of these nodes, so that kube-scheduler may evict others for it.
