@@ -100,7 +100,7 @@ VERBS = Duration(
     _VERB_BUCKETS_S,
 )
 VERDICTS = Count(
-    "gpushare_extender_filter_verdicts_total", "Nodes that the filter verb judged, by verdict.", ("verdict",)
+    "gpushare_extender_filter_verdicts_total", "Nodes that passed the filter verb, and why none did.", ("verdict",)
 )
 SAMPLE_MISSES = Count(
     "gpushare_extender_sample_misses_total",

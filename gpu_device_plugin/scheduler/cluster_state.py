@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TypeVar
 
 from gpu_device_plugin.model.contract.keys import MEMORY_PROMISED
 from gpu_device_plugin.model.contract.nodegpus import NodeGpus
@@ -15,8 +14,6 @@ from gpu_device_plugin.scheduler.rules.candidate import Candidate, candidate
 from gpu_device_plugin.scheduler.rules.changes import View
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod, OtherPods
 from gpu_device_plugin.scheduler.rules.usage import NOTHING, GpuConsumer, Usage, Usages
-
-K = TypeVar("K")
 
 _UNTOUCHABLE = 1 << 31
 """A priority above that of every pod."""
@@ -128,8 +125,8 @@ class Fleet:
         """By namespace, the shares that its pods are guaranteed beyond their requests."""
         self._growing: dict[str, str] = {}
         """By UID of a pod, the value of `MEMORY_PROMISED` that counts instead of the watch's: it is being written."""
-        self._priorities: Counter[int] = Counter()
-        """Of the pods that count."""
+        self._lowest_priority = 0
+        """Of any pod that counts, or has."""
         self._expiring: set[str] = set()
         self._stale: set[str] = set()
         self._others = OtherPods()
@@ -205,9 +202,9 @@ class Fleet:
 
     def nodes_below(self, priority: int) -> set[str]:
         """Return the nodes on which a pod of a lower priority counts."""
-        if all(known >= priority for known in self._priorities):
-            return set()  # to look at each pod takes 5 ms for 90,000
-        return {entry.node for entry in self.entries.values() if entry.priority < priority}
+        # To look at each pod takes 5 ms for 90,000.
+        entries = self.entries.values() if self._lowest_priority < priority else ()
+        return {entry.node for entry in entries if entry.priority < priority}
 
     @property
     def others(self) -> Iterable[Amounts]:
@@ -384,7 +381,7 @@ class Fleet:
         if before is not None and before.node != entry.node:
             self._drop(entry.uid)
         self._forget(self.entries.get(entry.uid))
-        self._priorities[entry.priority] += 1
+        self._lowest_priority = min(self._lowest_priority, entry.priority)
         if entry.usage.grown:
             self.growth[entry.namespace] += entry.usage.growth
         self.entries[entry.uid] = entry
@@ -434,22 +431,15 @@ class Fleet:
             self._forget_if_empty(entry.node)
 
     def _forget(self, entry: FleetEntry | None) -> None:
-        if entry is None:
-            return
-        _take(self._priorities, entry.priority, 1)
-        if entry.usage.grown:
-            _take(self.growth, entry.namespace, entry.usage.growth)
+        if entry is not None and entry.usage.grown:
+            self.growth[entry.namespace] -= entry.usage.growth
+            if not self.growth[entry.namespace]:
+                del self.growth[entry.namespace]
 
     def _forget_if_empty(self, name: str) -> None:
         node = self._nodes[name]
         if node.gpus is None and not node.entries:
             del self._nodes[name]
-
-
-def _take(counts: Counter[K], key: K, number: int) -> None:
-    counts[key] -= number
-    if not counts[key]:
-        del counts[key]
 
 
 def _stub(pod: Pod) -> Pod:

@@ -1,7 +1,7 @@
 """Verdicts and scores of thousands of nodes for one pod, within the time that a scheduler waits.
 
 `scheduler/rules` decides node by node. Here the numbers that decide most verdicts stand in columns, so that only nodes
-that may fit are looked at as objects. The searches of one request have a limit of steps. See docs/decisions/0021.
+that may fit are looked at as objects. The searches of one request have a limit of steps. See docs/decisions/0035.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 from gpu_device_plugin.model.placing import FIT, Demand, Ranks
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts, Kind
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
-from gpu_device_plugin.scheduler.rules.changes import ChangeLog, View
+from gpu_device_plugin.scheduler.rules.changes import View
 from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure
 from gpu_device_plugin.scheduler.rules.fitting import Hardware, hardware, room_decides, unfit
 from gpu_device_plugin.scheduler.rules.packing import CachingPacker, Effort, TooLongError
@@ -27,8 +27,7 @@ MOST_STEPS = 1000
 _MOST_DEMANDS = 64
 """The most demands of several parts whose tried packings are cached."""
 _MOST_SCORED = 128
-"""Of so many nodes with room the best is chosen: with a hundred the GPUs become as full as with all, see
-docs/decisions/0021."""
+"""Of so many nodes with room the best is chosen: with a hundred the GPUs become as full as with all."""
 MOST_OFFERED = 16
 """Of so many equally good nodes kube-scheduler's own plugins choose."""
 _AT_ONCE = 512
@@ -56,9 +55,6 @@ class Ranker(Protocol):
     def ranks(self, node: Candidate, amounts: Amounts) -> Ranks | None:
         """Return what is preferred on a node for a pod that requests these amounts; None: it cannot tell yet."""
 
-    def prepare(self) -> None:
-        """Compute what can be computed before the next request, once the rows are up to date."""
-
 
 class NodeEvaluator:
     """Judges nodes for pods.
@@ -70,6 +66,7 @@ class NodeEvaluator:
 
     def __init__(self, nodes: View) -> None:
         """Judge `nodes`."""
+        self.nodes = nodes
         self.rows = Rows(nodes)
         self._packers: OrderedDict[tuple[Demand, ...], CachingPacker] = OrderedDict()
         """Of demands of several parts: the latest at the end."""
@@ -157,8 +154,6 @@ class NodeEvaluator:
     def prepare(self) -> None:
         """Apply the changes of nodes, so that the next request need not wait for that."""
         self.rows.update()
-        if self.ranker is not None:
-            self.ranker.prepare()
 
 
 class Rows:
@@ -167,7 +162,6 @@ class Rows:
     def __init__(self, nodes: View) -> None:
         self._view = nodes
         self._mark = 0
-        self.changes: ChangeLog[int] = ChangeLog()
         self._vacant: list[int] = []
         self.index: dict[str, int] = {}
         """The row of each node by its name."""
@@ -221,7 +215,6 @@ class Rows:
         self.alike[row] = self._number(hardware(node) if node is not None and alone else None)
         (self.claims.add if node is not None and node.gpus.claims else self.claims.discard)(row)
         (self.odd.add if node is not None and not alone else self.odd.discard)(row)
-        self.changes.add(row)
 
     def _number(self, kind: Hardware | None) -> int:
         number = self._numbers.get(kind, 0)

@@ -51,7 +51,7 @@ class KnownKinds:
     namespace: str
 
     def __post_init__(self) -> None:
-        self._types = NodeTypes(self._context.evaluator)
+        self._types = NodeTypes(self._context.fleet.now)
         self._kept: dict[str, str] | None = None
         """By `NodeKind.key`, the JSON of the kinds that are remembered; None: it is to be read."""
         self._written = True

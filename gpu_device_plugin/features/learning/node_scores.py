@@ -1,4 +1,4 @@
-"""Scores of thousands of nodes by what was learned, each cached until the node changes. See docs/decisions/0021."""
+"""What nodes gain by a pod, by what was learned; the worth of each is remembered until the node changes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from gpu_device_plugin.model.placing import Ranks
 from gpu_device_plugin.model.resources import Amounts, Kind
 from gpu_device_plugin.scheduler.node_evaluator import NodeEvaluator, Rows
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
+from gpu_device_plugin.scheduler.rules.changes import View
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 from gpu_device_plugin.scheduler.rules.scoring import MIDDLE, MOST, connected
 
@@ -34,47 +35,41 @@ _EQUAL = 1e-9
 
 
 class NodeTypes:
-    """The shapes of the nodes that an evaluator judges."""
+    """How many nodes with GPUs there are of each shape."""
 
-    def __init__(self, evaluator: NodeEvaluator) -> None:
-        """Follow the nodes of `evaluator`."""
-        self._evaluator, self._rows = evaluator, evaluator.rows
+    def __init__(self, nodes: View) -> None:
+        """Count `nodes`."""
+        self._nodes = nodes
         self._mark = 0
-        self.at: list[NodeType | None] = [None]
-        """By row, the shape of each node that has GPUs."""
+        self._shapes: dict[str, NodeType] = {}
         self._counts: Counter[NodeType] = Counter()
 
-    def update(self) -> None:
-        """Apply the changes of the rows."""
-        changed, self._mark = self._rows.changes.since(self._mark), self._rows.changes.latest
-        self.at.extend([None] * (len(self._rows.nodes) - len(self.at)))
-        for row in range(1, len(self.at)) if changed is None else changed:
-            node, before = self._rows.nodes[row], self.at[row]
-            shape = None if node is None else shape_of(node)
-            self.at[row] = shape = shape if shape is not None and shape.sizes else None
-            if before != shape:
-                self._counts.update({} if shape is None else {shape: 1})
-                self._counts.subtract({} if before is None else {before: 1})
-
     def count(self) -> Mapping[NodeType, int]:
-        """Return how many nodes with GPUs there are of each shape."""
-        self._evaluator.prepare()  # not the rows alone: whoever has shapes of its own has them of the same nodes
-        self.update()
+        """Return the number of nodes of each shape."""
+        self._mark, changed = self._nodes.changed_since(self._mark)
+        candidates = self._nodes.candidates
+        for name in {*self._shapes, *candidates} if changed is None else changed:
+            node, before = candidates.get(name), self._shapes.pop(name, None)
+            shape = None if node is None else shape_of(node)
+            if shape is not None and shape.sizes:
+                self._shapes[name] = shape
+                self._counts[shape] += 1
+            if before is not None:
+                self._counts[before] -= 1
         return +self._counts
 
 
 class _Appraised:
     """The nodes appraised by tables that were learned, each again once it has changed and somebody asks."""
 
-    def __init__(self, rows: Rows, types: NodeTypes, tables: Tables) -> None:
-        self._rows, self._types = rows, types
+    def __init__(self, rows: Rows, tables: Tables) -> None:
+        self._rows = rows
         self.tables = tables
         self._appraiser = Appraiser(tables)
         self.ranks = partial(ranks_on, self._appraiser)
         self._rooms: list[Appraisal | None] = []
-        self._mark = 0
-        self._outdated = bytearray()
-        """By row, 1 where there is no current appraisal."""
+        self._seen: list[Candidate | None] = []
+        """By row, the node that was appraised. A node that changes becomes another object."""
 
     def rooms(self, rows: Iterable[int]) -> Sequence[Appraisal | None]:
         """Return the appraisals by row, which are current for `rows`; valid until the next change."""
@@ -84,20 +79,14 @@ class _Appraised:
 
     def refresh(self, rows: Iterable[int]) -> Generator[None, None, None]:
         """Appraise those of `rows` that have changed, in small steps."""
-        changed, self._mark = self._rows.changes.since(self._mark), self._rows.changes.latest
-        nodes, rooms, outdated = self._rows.nodes, self._rooms, self._outdated
-        if changed is None:
-            outdated.clear()
-        rooms.extend(repeat(None, len(nodes) - len(rooms)))
-        outdated.extend(repeat(1, len(nodes) - len(outdated)))
-        for row in changed or ():
-            outdated[row] = 1
-        for number, row in enumerate([row for row in rows if outdated[row]]):
-            node, node_type = nodes[row], self._types.at[row]
-            rooms[row] = (
-                None if node is None or node_type is None else self._appraiser.appraise(node_type, free_capacity(node))
-            )
-            outdated[row] = 0
+        nodes, rooms, seen = self._rows.nodes, self._rooms, self._seen
+        for column in (rooms, seen):
+            column.extend(repeat(None, len(nodes) - len(column)))
+        for number, row in enumerate([row for row in rows if seen[row] is not nodes[row]]):
+            seen[row] = node = nodes[row]
+            shape = None if node is None else shape_of(node)
+            # A node without GPUs for limits of pods has no shape that tables know.
+            rooms[row] = None if node is None or shape is None else self._appraiser.appraise(shape, free_capacity(node))
             if number % _AT_ONCE == _AT_ONCE - 1:
                 yield
 
@@ -112,9 +101,8 @@ class _Appraised:
         if ask.parts:
             return gains
         # A pod without GPUs takes nothing on a node without GPUs that pods with GPUs need.
-        types, claims = self._types.at, self._rows.claims
         return [
-            0.0 if rooms[row] is None and types[row] is None and row not in claims else gain
+            0.0 if (node := self._rows.nodes[row]) is not None and not node.gpus.gpus and not node.gpus.claims else gain
             for row, gain in zip(rows, gains, strict=True)
         ]
 
@@ -125,7 +113,7 @@ class NodeScores:
     def __init__(self, evaluator: NodeEvaluator) -> None:
         """Score the nodes that `evaluator` judges."""
         self.evaluator, self._rows = evaluator, evaluator.rows
-        self._types = NodeTypes(evaluator)
+        self._types = NodeTypes(evaluator.nodes)
         self._appraised: _Appraised | None = None
 
     def learned(self, tables: Tables | None) -> Generator[None, None, None]:
@@ -133,7 +121,7 @@ class NodeScores:
         self.evaluator.prepare()
         appraised = None
         if tables is not None:
-            appraised = _Appraised(self._rows, self._types, tables)
+            appraised = _Appraised(self._rows, tables)
             yield from appraised.refresh(range(len(self._rows.nodes)))
         self._appraised = appraised
 
@@ -153,10 +141,6 @@ class NodeScores:
         for node, room in zip(self._rows.nodes, rooms, strict=False):
             if node is not None and room is not None:
                 yield node, room.stranded
-
-    def prepare(self) -> None:
-        """Learn the shapes of the nodes that have changed."""
-        self._types.update()
 
     def ranks(self, node: Candidate, amounts: Amounts) -> Ranks | None:
         """Return what is preferred on a node for a pod that requests these amounts; None: nothing is learned."""

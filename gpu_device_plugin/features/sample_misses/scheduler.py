@@ -1,4 +1,4 @@
-"""Have kube-scheduler look at a node outside its sample, by nominating it for the pod. See docs/decisions/0030."""
+"""Have kube-scheduler look at a node outside its sample, by nominating it for the pod. See docs/decisions/0035."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def test_nodes_may_change_while_they_are_appraised_also_if_another_reader_is_the
     nodes = [node(f"n{at}") for at in range(40)]
     shown = view(nodes)
     scored = scoring(shown)
-    others = NodeTypes(scored.evaluator)
+    others = NodeTypes(shown)
     steps = scored.learned(learned(nodes))
     next(steps)
     for each in nodes:
