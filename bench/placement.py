@@ -371,7 +371,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.placement", description=__doc__)
     parser.add_argument("--nodes", type=int, default=200, help="nodes, of openb a sample")
     parser.add_argument("--trace", default="default", help="list of pods, as in openb_pod_list_TRACE.csv")
-    parser.add_argument("--weights", type=int, nargs="+", default=[5], help="of the extender in kube-scheduler")
+    parser.add_argument("--weights", type=int, nargs="+", default=[1], help="of the extender in kube-scheduler")
     parser.add_argument("--seed", type=int, default=0, help="of the sample and of the order of pods")
     parser.add_argument(
         "--percentage-of-nodes-to-score",

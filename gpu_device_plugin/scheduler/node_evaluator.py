@@ -103,13 +103,16 @@ class NodeEvaluator:
     ) -> list[str]:
         """Return the nodes that suit a pod best, `besides` some: `MOST_OFFERED` at most, none if it fits on no other.
 
-        The policies hold where neither pod nor node says.
+        None, too, where no node suits a pod without GPUs better than others. The policies hold where neither pod nor
+        node says.
         """
         others = set(self.rows.named(besides))
         rows = list(islice((row for row in search.fitting() if row not in others), _MOST_SCORED))
+        ranker = self._ranker_for(search.ask, node_policy)
+        best = None if ranker is None or not rows else ranker.best(search.ask, rows, amounts)
+        if best is None and not search.ask.parts:
+            return []
         if len(rows) > 1:
-            ranker = self._ranker_for(search.ask, node_policy)
-            best = None if ranker is None else ranker.best(search.ask, rows, amounts)
             if best is None:
                 scores = self._scores(search.ask, rows, node_policy, gpu_policy)
                 highest = max(scores)

@@ -156,7 +156,9 @@ class Verbs:
         if only is not None:
             passed = [name for name in args.names if name == only]
         else:
-            passed = self._offered(search, pod, placing) if asked.parts else args.names
+            passed = self._offered(search, pod, placing)
+            if not asked.parts:
+                passed = passed or args.names
         if passed:
             self.waiting.filtered(pod.uid, WaitingReason.FITS)
             self._context.metrics.count(VERDICTS, "fits", times=len(passed))
@@ -180,7 +182,7 @@ class Verbs:
     def _offered(self, search: Search, pod: Pod, placing: wire.Placing) -> list[str]:
         """Return the best nodes on which a pod fits; all of them where kube-scheduler has preferences to weigh."""
         averse = self._fleet.averse
-        if placing.prefers or (averse and not averse.isdisjoint(search.names)):
+        if placing.prefers or (averse and not averse.isdisjoint(search.names) and not averse.issuperset(search.names)):
             return self._names(search)
         tried = self._tried.pop(pod.uid, frozenset())
         passed = best = self._context.best(search, pod, tried)
