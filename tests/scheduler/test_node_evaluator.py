@@ -105,18 +105,13 @@ def test_a_node_is_judged_as_it_is_now_whatever_it_was_before(
             assert fitting(evaluator, ask, NAMES) == [
                 name for name, why in zip(NAMES, expected, strict=True) if why is None
             ]
-            if not ask.parts or None in expected:
-                highest = max(
-                    (score(ask, it, policy, policy) for it in there if it is not None and unfit(ask, it) is None),
-                    default=0,
-                )
-                assert best(evaluator, ask, NAMES, policy) == [
-                    name
-                    for name, it in zip(NAMES, there, strict=True)
-                    if it is not None and unfit(ask, it) is None and score(ask, it, policy, policy) == highest
-                ]
-            else:
-                assert best(evaluator, ask, NAMES, policy) == []
+            scores = {
+                it.name: score(ask, it, policy, policy) for it in there if it and ask.parts and not unfit(ask, it)
+            }
+            assert best(evaluator, ask, NAMES, policy) == [
+                name for name, each in scores.items() if each == max(scores.values())
+            ]
+            if None not in expected:
                 reasons = evaluator.search(ask, NAMES).reasons()
                 assert {name: why for why, names in reasons.items() for name in names} == dict(
                     zip(NAMES, expected, strict=True)

@@ -51,6 +51,11 @@ def fits(scored: NodeScores, ask: GpuRequest, names: str, amounts: Amounts = NO_
     return list(scored.evaluator.scores(ask, names.split(), "fit", "fit", amounts))
 
 
+def best(scored: NodeScores, ask: GpuRequest, names: str, amounts: Amounts = NO_AMOUNTS) -> list[str]:
+    """Return the best nodes by the policy `fit`."""
+    return scored.evaluator.best(scored.evaluator.search(ask, names.split()), "fit", "fit", amounts)
+
+
 def test_until_something_is_learned_fit_scores_like_binpack() -> None:
     nodes = [node("a", {0: 8}), node("b")]
     scored = scoring(view(nodes))
@@ -71,6 +76,7 @@ def test_the_rest_of_a_gpu_that_nothing_else_fits_is_filled_first() -> None:
     mix = {PodKind(5, 1): 1.0, PodKind(11, 1): 1.0}
     scored = judging([node("rest", {0: 11, 1: 16}), node("whole", {1: 16})], mix)
     assert fits(scored, GpuRequest(memory(5)), "rest whole") == [10, 0]
+    assert best(scored, GpuRequest(memory(5)), "whole rest") == ["rest"]
 
 
 def test_free_shares_into_which_no_usual_pod_fits_are_stranded() -> None:
@@ -143,6 +149,8 @@ def test_of_equal_nodes_the_one_with_the_closest_gpus_is_best() -> None:
     nodes = [node(name, sizes=(16,) * 3, links=links if name == "near" else plain) for name in ("far", "near", "away")]
     scored = judging(nodes)
     assert fits(scored, GpuRequest(whole(2)), "far near away") == [9, 10, 9]
+    assert best(scored, GpuRequest(whole(2)), "far near away") == ["near"]
+    assert best(scored, GpuRequest(whole(1)), "far near away") == ["far", "near", "away"]
     assert fits(scored, GpuRequest(whole(1)), "far near away") == [10, 10, 10]
 
 
@@ -175,6 +183,10 @@ def test_a_pod_without_gpus_belongs_on_a_node_without_gpus() -> None:
     cpu, busy, idle, nobody = fits(scored, GpuRequest(), "cpu busy idle nobody", Amounts(4000))
     assert cpu == 10 > busy > idle
     assert nobody == 0
+    assert best(scored, GpuRequest(), "idle nobody busy cpu", Amounts(4000)) == ["cpu"]
+    assert best(scored, GpuRequest(), "idle busy", Amounts(4000)) == ["busy"]
+    assert best(scored, GpuRequest(), "nobody", Amounts(4000)) == []
+    assert best(scoring(view([node("a")])), GpuRequest(), "a") == []
 
 
 def test_nodes_that_serve_claims_are_in_the_middle_and_change_no_other_score() -> None:
@@ -182,7 +194,9 @@ def test_nodes_that_serve_claims_are_in_the_middle_and_change_no_other_score() -
     nodes = [node("a", {0: 8}), node("b"), node("c", {0: 4, 1: 4})]
     served = node("served", sizes=(80,), models=("H100",), claims=True)
     alone, scored = judging(nodes), judging([*nodes, served])
+    assert best(scored, GpuRequest(whole()), "served") == ["served"]
     for ask, there in ((GpuRequest(whole()), 5), (GpuRequest(memory(4)), 0), (GpuRequest(), 5)):
+        assert best(scored, ask, "served a b c") == best(alone, ask, "a b c")
         assert fits(scored, ask, "a b c served") == [*fits(alone, ask, "a b c"), there]
     assert scored.node_types() == alone.node_types()
     assert not scored.outdated
