@@ -91,7 +91,6 @@ class KubeApi:
         self,
         extender: str,
         *,
-        weight: int | None = None,
         binpack: Sequence[str] = (),
         every: bool = False,
         percentage: int | None = None,
@@ -100,7 +99,6 @@ class KubeApi:
 
         Args:
             extender: URL of the extender; empty: none.
-            weight: of its scores; None: as it is shipped.
             every: the extender is asked about every pod, also about those without GPUs.
             percentage: of the nodes to score; None: as it is shipped.
             binpack: resources by which the fullest nodes are preferred, beside CPU and memory.
@@ -122,7 +120,6 @@ class KubeApi:
             configuration["percentageOfNodesToScore"] = percentage
         if extender:
             configuration["extenders"][0]["urlPrefix"] = extender
-            configuration["extenders"][0]["weight"] = weight or configuration["extenders"][0]["weight"]
             if every:
                 del configuration["extenders"][0]["managedResources"]
         else:

@@ -12,22 +12,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import random
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-from aiohttp import web
 
 from bench.extender import running
-from bench.kubeapi import KubeApi, binaries, free_ports, shipped
+from bench.kubeapi import KubeApi, binaries, shipped
 from bench.node_agent import machine
 from bench.openb import TRACE_SHARES, trace
 from bench.policies import placed as placed_by
@@ -39,25 +37,12 @@ from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus, write
 from gpu_device_plugin.programs.simulate.model import Workload, capacity_of, demand_of, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tests.builders import Json
 
 _MEM, _COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
-_BEST = 10
 _PATIENCE_S = 60.0
-
-
-@dataclass(slots=True)
-class Watched:
-    """What the proxy between kube-scheduler and the extender saw."""
-
-    scores: dict[str, Mapping[str, int]] = field(default_factory=dict)
-    """By pod uid, the last answer of prioritize: the score of each node."""
-    chosen: int = 0
-    """Pods that were bound after a choice between several nodes."""
-    best: int = 0
-    """Of these, those that got a node of the best score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,42 +140,6 @@ def pod_json(number: int, kind: PodKind, scheduler: str) -> Json:
 
 
 # --- The real scheduler ----------------------------------------------------------------------------------------------
-
-
-@contextlib.asynccontextmanager
-async def watching(extender: str, seen: Watched) -> AsyncIterator[str]:
-    """Serve a proxy in front of an extender that keeps its scores and the bindings; yield its address."""
-    async with aiohttp.ClientSession() as http:
-
-        async def forward(request: web.Request) -> web.Response:
-            body = await request.read()
-            headers = {"Content-Type": "application/json"}
-            async with http.post(f"{extender}{request.path}", data=body, headers=headers) as answer:
-                said = await answer.read()
-            if request.path.endswith("/prioritize"):
-                uid = json.loads(body)["Pod"]["metadata"]["uid"]
-                seen.scores[uid] = {each["Host"]: each["Score"] for each in json.loads(said)}
-            elif request.path.endswith("/bind") and not json.loads(said).get("Error"):
-                bound = json.loads(body)
-                _count(seen, seen.scores.pop(bound["PodUID"], {}), bound["Node"])
-            return web.Response(body=said, content_type="application/json")
-
-        app = web.Application(client_max_size=1 << 26)
-        app.router.add_post("/{path:.*}", forward)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        (port,) = free_ports(1)
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            await runner.cleanup()
-
-
-def _count(seen: Watched, scores: Mapping[str, int], node: str) -> None:
-    if len(set(scores.values())) > 1:
-        seen.chosen += 1
-        seen.best += scores.get(node) == max(scores.values())
 
 
 class Pods:
@@ -300,28 +249,19 @@ def allocated(there: Cluster, accepted: Sequence[bool]) -> float:
     return 100 * given / capacity_of(there.nodes)
 
 
-def with_extender(there: Cluster, policy: str, weight: int, *, every: bool = False) -> str:
+def with_extender(there: Cluster, policy: str, *, every: bool = False) -> str:
     """Place all pods with our extender; return a line of the table."""
-    seen = Watched()
     with tempfile.TemporaryDirectory(prefix="bench-") as name, KubeApi(Path(name)) as api:
         asyncio.run(api.add_nodes([node_json(node) for node in there.nodes]))
         flags = ("--node-policy", policy, "--gpu-policy", policy, "--vanished-grace", "0s")
         with running(Path(name), str(api.kubeconfig), *flags) as extender:
-
-            async def go() -> list[bool]:
-                async with watching(extender.url, seen) as proxy:
-                    url = proxy + PREFIX
-                    with api.scheduler(url, weight=weight, every=every, percentage=there.percentage) as runs:
-                        if not runs:
-                            raise SystemExit("there is no kube-scheduler in KUBE_BIN")
-                        return await placed(api, there, "gpushare-scheduler")
-
             began = time.monotonic()
-            accepted = asyncio.run(go())
-            took_s = time.monotonic() - began
-    won = f"{100 * seen.best / seen.chosen:.1f} % of {seen.chosen}" if seen.chosen else "-"
-    what = f"kube-scheduler, extender with {policy}, weight {weight}{', for every pod' if every else ''}"
-    return _row(what, there, accepted, won, took_s)
+            with api.scheduler(extender.url + PREFIX, every=every, percentage=there.percentage) as runs:
+                if not runs:
+                    raise SystemExit("there is no kube-scheduler in KUBE_BIN")
+                accepted = asyncio.run(placed(api, there, "gpushare-scheduler"))
+    what = f"kube-scheduler, extender with {policy}{', for every pod' if every else ''}"
+    return _row(what, there, accepted, time.monotonic() - began)
 
 
 def alone(there: Cluster) -> str:
@@ -337,7 +277,7 @@ def alone(there: Cluster) -> str:
             if not runs:
                 raise SystemExit("there is no kube-scheduler in KUBE_BIN")
             accepted = asyncio.run(placed(api, there, "gpushare-scheduler", Ledger(there.nodes)))
-    return _row("kube-scheduler alone, MostAllocated", there, accepted, "-", time.monotonic() - began)
+    return _row("kube-scheduler alone, MostAllocated", there, accepted, time.monotonic() - began)
 
 
 def simulated(there: Cluster, policy: str, seed: int, *, every: bool = False) -> str:
@@ -347,22 +287,21 @@ def simulated(there: Cluster, policy: str, seed: int, *, every: bool = False) ->
         cold=policy == "fit", others_apart=not every, percentage=there.percentage,
     )  # fmt: skip
     what = f"simulator, {policy}{', for every pod' if every else ''}, {sum(missed)} outside the sample"
-    return _row(what, there, outcome.accepted, "-", outcome.cpu_s)
+    return _row(what, there, outcome.accepted, outcome.cpu_s)
 
 
-def _row(what: str, there: Cluster, accepted: Sequence[bool], won: str, took_s: float) -> str:
+def _row(what: str, there: Cluster, accepted: Sequence[bool], took_s: float) -> str:
     rejected = len(accepted) - sum(accepted)
-    return f"| {what} | {allocated(there, accepted):.2f} % | {rejected} | {won} | {took_s:.0f} s |"
+    return f"| {what} | {allocated(there, accepted):.2f} % | {rejected} | {took_s:.0f} s |"
 
 
-def rows(there: Cluster, weights: Sequence[int], seed: int) -> Iterator[str]:
+def rows(there: Cluster, seed: int) -> Iterator[str]:
     """Yield the lines of the table."""
     for every in (False, True):
         yield simulated(there, "fit", seed, every=every)
-        for weight in weights:
-            yield with_extender(there, "fit", weight, every=every)
+        yield with_extender(there, "fit", every=every)
     yield simulated(there, "binpack", seed)
-    yield with_extender(there, "binpack", weights[0])
+    yield with_extender(there, "binpack")
     yield alone(there)
 
 
@@ -371,7 +310,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.placement", description=__doc__)
     parser.add_argument("--nodes", type=int, default=200, help="nodes, of openb a sample")
     parser.add_argument("--trace", default="default", help="list of pods, as in openb_pod_list_TRACE.csv")
-    parser.add_argument("--weights", type=int, nargs="+", default=[1], help="of the extender in kube-scheduler")
     parser.add_argument("--seed", type=int, default=0, help="of the sample and of the order of pods")
     parser.add_argument(
         "--percentage-of-nodes-to-score",
@@ -385,8 +323,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     there = cluster(options.nodes, options.trace, options.seed, options.percentage_of_nodes_to_score)
     gpus = sum(len(node.shape.sizes) for node in there.nodes)
     print(machine(f"{len(there.nodes)} nodes, {gpus} GPUs, {len(there.arrivals):,} pods") + "\n")
-    print("| | GPU allocated | rejected pods | best node won | took |\n|---|---|---|---|---|", flush=True)
-    for row in rows(there, options.weights, options.seed):
+    print("| | GPU allocated | rejected pods | took |\n|---|---|---|---|", flush=True)
+    for row in rows(there, options.seed):
         print(row, flush=True)
     return 0
 

@@ -26,7 +26,7 @@ MOST_STEPS = 1000
 """The most steps of one request in searches; a step takes some microseconds."""
 _MOST_DEMANDS = 64
 """The most demands of several parts whose tried packings are cached."""
-_MOST_SCORED = 128
+MOST_SCORED = 128
 """Of so many nodes with room the best is chosen: with a hundred the GPUs become as full as with all."""
 MOST_OFFERED = 16
 """Of so many equally good nodes kube-scheduler's own plugins choose."""
@@ -61,7 +61,7 @@ class NodeEvaluator:
 
     Its results equal those of the rules, with two exceptions. Where one request runs out of steps before all packings
     have been tried, the pod does not fit on the nodes left over (`UNTRIED`), or these get an estimate as their score;
-    tried packings are cached, so that the next request gets further. And the best node is the best of `_MOST_SCORED`.
+    tried packings are cached, so that the next request gets further. And the best is that of the first `MOST_SCORED`.
     """
 
     def __init__(self, nodes: View) -> None:
@@ -107,7 +107,7 @@ class NodeEvaluator:
         node says.
         """
         others = set(self.rows.named(besides))
-        rows = list(islice((row for row in search.fitting() if row not in others), _MOST_SCORED))
+        rows = list(islice((row for row in search.fitting() if row not in others), MOST_SCORED))
         ranker = self._ranker_for(search.ask, node_policy)
         best = None if ranker is None or not rows else ranker.best(search.ask, rows, amounts)
         if best is None and not search.ask.parts:

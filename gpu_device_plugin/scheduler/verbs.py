@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, TypeAlias
+from zlib import crc32
 
 from gpu_device_plugin.aio.http import JSON, Page
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader, UnreadableObjectError
@@ -20,7 +21,7 @@ from gpu_device_plugin.scheduler import wire
 from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.scheduler.controller_context import ControllerContext
 from gpu_device_plugin.scheduler.extension import Proposals, SchedulerFeature
-from gpu_device_plugin.scheduler.node_evaluator import MOST_STEPS, UNKNOWN, UNTRIED, Search
+from gpu_device_plugin.scheduler.node_evaluator import MOST_SCORED, MOST_STEPS, UNKNOWN, UNTRIED, Search
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure, resolvable, unresolvable
 from gpu_device_plugin.scheduler.rules.fitting import unfit
@@ -151,7 +152,7 @@ class Verbs:
         if isinstance(asked, Impossible):
             self.waiting.filtered(pod.uid, WaitingReason.NEVER_FITS)
             return self._refused(args, pod, placing, {unresolvable("never", "{why}", why=asked.why): args.names})
-        search = self._context.evaluator.search(asked, args.names)
+        search = self._context.evaluator.search(asked, _turned(args.names, pod.uid))
         only = self._only_node(pod, asked, args.names) if asked.parts else None
         if only is not None:
             passed = [name for name in args.names if name == only]
@@ -349,6 +350,12 @@ class Verbs:
         _log.warning(
             "a scheduler request could not be answered", extra={"verb": verb, "why": str(error), "once_per_s": 60}
         )
+
+
+def _turned(names: list[str], uid: str) -> list[str]:
+    """Return the names from another one on for each pod: the best node is that of the first with room."""
+    first = crc32(uid.encode()) % len(names) if len(names) > MOST_SCORED else 0
+    return names[first:] + names[:first]
 
 
 def _as_proposed(asked: GpuRequest, proposals: Proposals) -> Iterator[tuple[Candidate, frozenset[str]]]:

@@ -110,6 +110,9 @@ class _Spec(Struct, rename="camel", gc=False):
     tolerations: Raw = _ABSENT
     topology_spread_constraints: Raw = _ABSENT
     preemption_policy: str | None = None
+
+
+class _WholeSpec(_Spec, rename="camel", gc=False):
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
     resource_claims: list[Raw] | None = None
@@ -128,6 +131,10 @@ class _Pod(Struct, gc=False):
     metadata: _Namespaced = field(default_factory=_Namespaced)
     spec: _Spec = field(default_factory=_Spec)
     status: _Status = field(default_factory=_Status)
+
+
+class _WholePod(Struct, gc=False):
+    spec: _WholeSpec = field(default_factory=_WholeSpec)
 
 
 class _PreemptionArgs(Struct, rename="pascal", gc=False):
@@ -206,7 +213,7 @@ def fits_by_requests_alone(pod: bytes | Raw) -> bool:
     the pod cannot be decoded.
     """
     try:
-        spec = _decode(pod, _Pod).spec
+        spec = _decode(pod, _WholePod).spec
         affinity = {} if spec.affinity in _NOTHING else _decode(spec.affinity, dict[str, Any])
     except UnreadableRequestError:
         return False
