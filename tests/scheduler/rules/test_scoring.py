@@ -160,6 +160,17 @@ def test_how_well_gpus_are_connected_is_how_well_the_group_is_that_a_pod_gets(
     assert connected(there.gpus.links, there.summary.unused, amount, {}) == pytest.approx(sum(pairs) / len(pairs))
 
 
+def test_groups_that_were_compared_are_remembered_up_to_a_bound() -> None:
+    linked = node(8, 8, 8, closeness={(0, 1): 700})
+    groups: dict[tuple[Links, tuple[int, ...], int], float] = {}
+    for amount in (2, 3, 2):
+        connected(linked.gpus.links, (0, 1, 2), amount, groups)
+    assert {amount: round(value, 3) for (_, _, amount), value in groups.items()} == {2: 1.0, 3: 0.333}
+    for other in range(10_000):
+        connected(linked.gpus.links, (0, other + 3), 2, groups)
+    assert len(groups) < 10
+
+
 # --- which of two nodes
 
 nodes = st.builds(
