@@ -23,7 +23,7 @@ from gpu_device_plugin.kubernetes.lease import Lease
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS, PodReader
 from gpu_device_plugin.kubernetes.reflector import Reflector
 from gpu_device_plugin.kubernetes.writers.binder import Binder, BinderTiming
-from gpu_device_plugin.lifetime import ReloadingProgram, freeze_objects, tls_of
+from gpu_device_plugin.lifetime import ReloadingProgram, tls_of
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT, MalformedAnnotationError
 from gpu_device_plugin.model.contract.promises import promises
 from gpu_device_plugin.model.nodes import NodeRecord
@@ -56,7 +56,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         *,
         features: Iterable[FeatureSpec] = (),
         timings: ExtenderTimings = DEFAULT_TIMINGS,
-        when_read: Callable[[], None] = freeze_objects,
+        when_read: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare an extender with these features; nothing is sent before `run`.
 
