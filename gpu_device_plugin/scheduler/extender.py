@@ -111,7 +111,6 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         """The reflectors of the cluster, by the plural of the kind."""
         self.verbs = Verbs(context, lambda: next(iter(self.unready()), ""))
         self._preparing = Worker(context.evaluator.prepare)  # for the next request, as soon as the fleet changes
-        self.fleet.on_change = self._preparing.wake
         self._lease = (
             Lease(
                 client,
@@ -221,6 +220,8 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         await self._nodes.wait_synced()
         await self._pods.wait_synced()
         took_s = self._context.clock() - began
+        self.fleet.on_change = self._preparing.wake
+        self._preparing.wake()
         self._when_read()
         _log.info(
             "the cluster has been read",
