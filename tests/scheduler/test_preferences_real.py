@@ -93,8 +93,8 @@ class Asking:
 
 
 def cluster() -> list[Place]:
-    """Return nodes in three zones, half of them with fast disks; three are tainted hard, three softly."""
-    taints, sizes = {0: "NoSchedule", 5: "PreferNoSchedule"}, ((8, 8), (16, 16))
+    """Return nodes in three zones, half of them with fast disks; three are tainted hard, six softly."""
+    taints, sizes = {0: "NoSchedule", 3: "PreferNoSchedule", 5: "PreferNoSchedule"}, ((8, 8), (16, 16))
     disks = ("hdd", "ssd")
     return [
         Place(f"n{at:02}", "abc"[at % 3], disks[at // 6 % 2], taints.get(at % 8, ""), sizes[at // 3 % 2])
@@ -103,13 +103,16 @@ def cluster() -> list[Place]:
 
 
 def preferring(rng: random.Random, kind: str) -> Iterator[Asking]:
-    """Yield three small pods of each app, for a cluster with much room, with a preference of one kind."""
+    """Yield three small pods of each app, for a cluster with much room. Most have a preference of one kind."""
     for at in range(3 * len(APPS)):
-        app = APPS[at % len(APPS)]
-        prefers = {kind: app} if kind in WISHES else {}
-        if kind == "podAffinity":  # to the first of each app, which the others attract and which have no app of these
-            app, prefers = (app, {}) if at < len(APPS) else ("other", prefers)
-        yield Asking(f"{kind.lower()}-{at}", app, rng.randint(1, 3), prefers=prefers)
+        app, mem = APPS[at % len(APPS)], rng.randint(1, 3)
+        # Of two nodes that nobody likes, anti-affinity gives points to the one that fewer dislike.
+        if at < len(APPS) and kind != "podAntiAffinity":
+            yield Asking(f"{kind.lower()}-{at}", app, mem, tolerant=True)
+        else:
+            # Who is attracted by others does not attract others himself.
+            own = "other" if kind == "podAffinity" else app
+            yield Asking(f"{kind.lower()}-{at}", own, mem, prefers={kind: app} if kind in WISHES else {})
 
 
 def mixed(rng: random.Random) -> Iterator[Asking]:
