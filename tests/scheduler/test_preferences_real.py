@@ -25,8 +25,6 @@ from tests.patience import REAL_S, eventually
 ZONE, HOST, DISK = "topology.kubernetes.io/zone", "kubernetes.io/hostname", "disk"
 WISHES = ("nodeAffinity", "podAffinity", "podAntiAffinity", "spread")
 APPS = "uvwxyz"
-WEIGHT = 1
-"""Of the extender's scores, which then are from 0 to 100 points; at 5 they often outvote the 200 of a preference."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +246,7 @@ def test_rules_hold_as_without_us_and_preferences_as_far_as_there_is_room(tmp_pa
         asyncio.run(api.add_nodes([each.body() for each in places]))
         with running(tmp_path, str(api.kubeconfig), "--vanished-grace", "0s") as extender:
             for with_us, url in {False: "", True: extender.url + PREFIX}.items():
-                with api.scheduler(url, weight=WEIGHT):
+                with api.scheduler(url):
                     worlds[with_us] = {
                         kind: asyncio.run(scheduled(api, kind, World(places, with_us))) for kind in kinds
                     }
