@@ -270,7 +270,7 @@ def static_uid(annotations: Mapping[str, str], owners: Sequence[OwnerReference],
     and that its node owns the pod (Kubernetes, pkg/kubelet/pod/mirror_client.go and pkg/kubelet/config/common.go).
     """
     uid = annotations.get(STATIC_POD, "")
-    owned = [(each.api_version, each.kind, each.name, each.controller) for each in owners] == [
-        ("v1", "Node", node_name, True)
-    ]
-    return uid if owned and node_name and _HASH.fullmatch(uid) else ""
+    if not (uid and node_name and _HASH.fullmatch(uid)):
+        return ""
+    found = [(each.api_version, each.kind, each.name, each.controller) for each in owners]
+    return uid if found == [("v1", "Node", node_name, True)] else ""
