@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from itertools import islice, repeat
 from typing import Protocol
 
@@ -236,6 +235,8 @@ class Search:
         self.unfinished = False
         """Whether nodes were left over (`UNTRIED`)."""
         self._table = table
+        self._rows: list[int] = []
+        """Of the first names, as far as they were looked at."""
         self._packer = packer
         memory = [part.demand for part in ask.parts if part.demand.kind is Kind.MEMORY]
         self._shares = max((demand.amount // demand.gpus for demand in memory), default=0)
@@ -256,15 +257,18 @@ class Search:
             return [None] * len(kinds)
         return [None if kind is None or kind.model is None else selector.allow_model(kind.model) for kind in kinds]
 
-    @cached_property
+    @property
     def rows(self) -> list[int]:
         """The row of each node, 0 for one that is not known."""
-        return self._table.named(self.names)
+        self._rows += self._table.named(self.names[len(self._rows) :])
+        return self._rows
 
     def fitting(self) -> Iterator[int]:
         """Yield the rows of the nodes on which the pod fits, in their order, looked for as they are taken."""
         for first in range(0, len(self.names), _AT_ONCE):
-            yield from self._fitting(self._table.named(self.names[first : first + _AT_ONCE]))
+            if first == len(self._rows):
+                self._rows += self._table.named(self.names[first : first + _AT_ONCE])
+            yield from self._fitting(self._rows[first : first + _AT_ONCE])
 
     def _fitting(self, rows: Sequence[int]) -> Iterable[int]:
         table, models = self._table, self._models
