@@ -142,15 +142,13 @@ def asked(
     rng = random.Random(0)  # noqa: S311 - repeatable
     found: dict[str, list[float]] = {"filter": [], "prioritize": []}
     verbs, world = Caller(extender.url), Caller(api)
-    for number in range(calls):
+    # kube-scheduler prioritizes only for a pod with preferences, which may have room everywhere.
+    for number, verb in enumerate(verb for verb in found for _ in range(calls)):
         if churn:
             world.post(f"/bench/churn?count={CHANGES}")
             time.sleep(0.005)  # until the watch has told
         pod = synthetic.new_pod(10**9 + number, rng.choice(list(synthetic.SHAPES)))
-        body = arguments(pod, next(names))
-        # kube-scheduler prioritizes only for a pod with preferences, which may have room everywhere.
-        for verb, each in found.items():
-            each.append(verbs.post(f"{PREFIX}/{verb}", body)[0])
+        found[verb].append(verbs.post(f"{PREFIX}/{verb}", arguments(pod, next(names)))[0])
     verbs.close()
     world.close()
     return found

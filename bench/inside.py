@@ -79,14 +79,13 @@ async def measure(api: str, nodes: int, calls: int, percentage: int) -> dict[str
     await asyncio.sleep(1)
     found: dict[str, list[Any]] = {"shape": []}
     async with aiohttp.ClientSession() as http:
-        for number in range(calls):
+        for number, verb in enumerate(verb for verb in ("filter", "prioritize") for _ in range(calls)):
             await http.post(f"{api}/bench/churn?count={CHANGES}")
             await asyncio.sleep(0.005)  # until the watch has told
             shape = rng.choice(list(synthetic.SHAPES))
             pod = synthetic.new_pod(10**9 + number, shape)
-            body = arguments(pod, next(asked))
-            _timed(verbs.filter, body, found, "filter")
-            _timed(verbs.prioritize, body, found, "prioritize")  # as of a pod with preferences, and room everywhere
+            # prioritize as for a pod with preferences, and room everywhere
+            _timed(getattr(verbs, verb), arguments(pod, next(asked)), found, verb)
             found["shape"].append(shape)
     found["hostile"] = [took for what in hostile.PODS for took in _hostile(extender, what, names)]
     await asyncio.sleep(0.1)
