@@ -22,6 +22,7 @@ from bench.scheduler import arguments
 from gpu_device_plugin.features.extender_features import EXTENDER_FEATURES, EXTENDER_SETTINGS
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
 from gpu_device_plugin.kubernetes.writers.binder import PodRef
+from gpu_device_plugin.lifetime import collect_rarely
 from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.scheduler.extender import Extender
 from gpu_device_plugin.scheduler.rules.fitting import fit
@@ -66,7 +67,7 @@ async def _current() -> None:
 async def measure(api: str, nodes: int, calls: int, percentage: int) -> dict[str, Any]:
     """Return the times of each verb, and what was asked each time."""
     settings = Sources(EXTENDER_SETTINGS, {"http": "off", "listen": "127.0.0.1:0"}, {}).read()
-    extender = Extender(settings, ClusterConfig(api), features=EXTENDER_FEATURES)
+    extender = Extender(settings, ClusterConfig(api), features=EXTENDER_FEATURES, when_read=collect_rarely())
     running = asyncio.create_task(extender.run(), name="extender")
     verbs, fleet = extender.verbs, extender.fleet
     names, rng = [synthetic.node_name(node) for node in range(nodes)], random.Random(0)  # noqa: S311 - repeatable

@@ -157,8 +157,8 @@ class PrometheusMetrics(Metrics):
 
         library.disable_created_metrics()  # type: ignore[no-untyped-call]  # one more line for every series, which nobody reads
         self._registry = registry = library.CollectorRegistry()
-        self._series: dict[Count, Any] = {
-            each: library.Histogram(each.name, each.help, each.labels, buckets=each.buckets_s, registry=registry)
+        self._series: dict[str, Any] = {
+            each.name: library.Histogram(each.name, each.help, each.labels, buckets=each.buckets_s, registry=registry)
             if isinstance(each, Duration)
             else library.Counter(each.name, each.help, each.labels, registry=registry)
             for each in series
@@ -176,7 +176,8 @@ class PrometheusMetrics(Metrics):
         self._of(what, labels).observe(seconds)
 
     def _of(self, what: Count, labels: Sequence[str]) -> Any:
-        return self._series[what].labels(*labels) if labels else self._series[what]
+        series = self._series[what.name]
+        return series.labels(*labels) if labels else series
 
     async def page(self) -> Page:
         """Return all metrics in Prometheus' text format.

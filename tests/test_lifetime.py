@@ -1,6 +1,7 @@
 """A program runs until it ends or is told to stop, and its exit code says whether to start it anew."""
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from gpu_device_plugin.lifetime import until_stopped
+from gpu_device_plugin.lifetime import collect_rarely, until_stopped
 
 
 @pytest.fixture(autouse=True)
@@ -121,3 +122,15 @@ async def test_work_that_fails_while_it_is_being_stopped_is_not_silent(caplog: p
     os.kill(os.getpid(), signal.SIGTERM)
     assert await ending == 1
     assert [getattr(record, "why", "") for record in caplog.records][-1] == "the lease is not given back"
+
+
+def test_a_full_garbage_collection_is_rare_once_the_cluster_has_been_read() -> None:
+    usual = gc.get_threshold()
+    try:
+        collect_rarely()()
+        young, middle, old = gc.get_threshold()
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*usual)
+    assert (young, middle) == usual[:2]
+    assert old == 1000

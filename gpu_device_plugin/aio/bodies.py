@@ -72,9 +72,13 @@ class Bodies:
         too_large = BodyError(413, f"a body of more than {readable} is not read")
         if (request.content_length or 0) > self._largest:
             raise too_large
+        content = request.content
         try:
+            if content.is_eof() and content.total_bytes <= min(self._largest, self._most - self.size):
+                body.size = content.total_bytes  # it came with the head, as most do: there is nothing to wait for
+                return content.read_nowait()
             async with asyncio.timeout(self._within_s) as body.deadline:
-                while (part := await request.content.readany()) and not body.displaced:
+                while (part := await content.readany()) and not body.displaced:
                     body.parts.append(part)
                     body.size += len(part)
                     if body.size > self._largest:

@@ -1,10 +1,10 @@
-"""Wait for awaitables: for one with a timeout or whatever becomes of it, for several side by side, for a thread."""
+"""Wait for awaitables: one with a timeout or whatever becomes of it, several side by side, items ahead, a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -43,6 +43,18 @@ async def any_of(seconds: float | None, *works: Coroutine[Any, Any, object]) -> 
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def ahead(items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+    """Yield these items, none of which is None; each is awaited already while the one before is used."""
+    coming = asyncio.ensure_future(anext(items, None))
+    try:
+        while (item := await coming) is not None:
+            coming = asyncio.ensure_future(anext(items, None))
+            yield item
+    finally:
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
 
 
 async def for_ever() -> NoReturn:

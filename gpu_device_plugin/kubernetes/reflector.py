@@ -8,11 +8,12 @@ import math
 import random
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.aio.waiting import wait_within
+from gpu_device_plugin.aio.waiting import ahead, wait_within
 from gpu_device_plugin.aio.worker import Backoff
 from gpu_device_plugin.kubernetes.client.answers import WatchEvent
 from gpu_device_plugin.kubernetes.client.api_client import Client
@@ -269,18 +270,20 @@ class Reflector(Generic[T]):
         version = 0
         turn = _Turn(self.timing.slice_s)
         since = str(self.version) if self._at_hand else ""
-        async for page in self._client.pages(self._kind, namespace=self.namespace, fields=self.fields, since=since):
-            self._heard_at = time.monotonic()
-            version = version_number(page.metadata.resource_version)
-            for raw in page.items or ():
-                try:
-                    state = self._read(raw)
-                except UnreadableObjectError as error:
-                    self._count_unreadable(error)
-                else:
-                    if state is not None:
-                        found[state.uid] = state
-                await turn.given()
+        pages = self._client.pages(self._kind, namespace=self.namespace, fields=self.fields, since=since)
+        async with aclosing(ahead(pages)) as coming:
+            async for page in coming:
+                self._heard_at = time.monotonic()
+                version = version_number(page.metadata.resource_version)
+                for raw in page.items or ():
+                    try:
+                        state = self._read(raw)
+                    except UnreadableObjectError as error:
+                        self._count_unreadable(error)
+                    else:
+                        if state is not None:
+                            found[state.uid] = state
+                    await turn.given()
         self._list_took_s = time.monotonic() - began
         if not version:
             raise UnavailableError(Call("list", self._kind.plural, self._kind.group), "the list has no version")

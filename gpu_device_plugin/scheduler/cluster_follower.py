@@ -47,8 +47,6 @@ class ClusterFollower:
 
     def __post_init__(self) -> None:
         names = [resource.name for resource in self._context.resources]
-        # A pod whose JSON names none of our resources asks for none.
-        self._ours = tuple(f'"{name}"'.encode() for name in (*names, STAND_IN))
         self._pod_reader = PodReader(names, READ_ON_PODS.__contains__, sums=True, owners=True)
         keys = [feature.keys_of_nodes() for feature in self._context.features]
         kept = READ_ON_NODES.union(*filter(None, keys))
@@ -78,19 +76,14 @@ class ClusterFollower:
         Raises:
             UnreadableObjectError: it is none.
         """
-        whole = bytes(raw)
-        if not any(name in whole for name in self._ours):
-            return self._pod_reader.read_other(raw)
-        pod, ignored = self._pod_reader.read(raw)
+        pod, ignored = self._pod_reader.read_either(raw)
         if ignored:
-            _log.warning(
-                "ignoring invalid limits of a pod", extra={"pod": f"{pod.namespace}/{pod.name}", "why": ignored[0]}
-            )
-        if pod.containers or is_stand_in(pod):
+            whole, _ = self._pod_reader.read(raw)
+            _log.warning("ignoring invalid limits of a pod", extra={"pod": str(whole), "why": ignored[0]})
+        if isinstance(pod, Pod):
             for read in self._context.features.at(SchedulerFeature.read_pod):
                 pod = read(pod, raw)
-            return pod
-        return self._pod_reader.read_other(raw)
+        return pod
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 

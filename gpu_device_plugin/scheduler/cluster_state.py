@@ -50,8 +50,8 @@ class FleetEntry:
     """It is no pod, but room for a pod of the controller with this UID; until `until` at the latest."""
 
     @classmethod
-    def of(cls, pod: Pod, usage: Usage) -> FleetEntry:
-        """Return the entry of a bound pod."""
+    def of(cls, pod: Pod, usage: Usage, *, claimed: bool = False, in_doubt: bool = False) -> FleetEntry:
+        """Return the entry of a pod that is bound, or claimed."""
         return cls(
             pod.uid,
             pod.namespace,
@@ -64,6 +64,9 @@ class FleetEntry:
             deleting=pod.deleting,
             owner="" if pod.owner is None else pod.owner.uid,
             created=pod.created,
+            claimed=claimed,
+            seen=not claimed,
+            in_doubt=in_doubt,
         )
 
     @property
@@ -314,7 +317,7 @@ class Fleet:
         usage = self._usages.of(pod)
         if usage != NOTHING and (before is None or before.claimed):
             in_doubt = before is not None and before.in_doubt
-            self._enter(replace(FleetEntry.of(pod, usage), claimed=True, seen=False, in_doubt=in_doubt))
+            self._enter(FleetEntry.of(pod, usage, claimed=True, in_doubt=in_doubt))
 
     def doubt(self, uid: str) -> None:
         """Mark a claimed pod as in doubt: it is unknown whether it is bound."""

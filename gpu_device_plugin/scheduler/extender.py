@@ -23,7 +23,7 @@ from gpu_device_plugin.kubernetes.lease import Lease
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, PODS, PodReader
 from gpu_device_plugin.kubernetes.reflector import Reflector
 from gpu_device_plugin.kubernetes.writers.binder import Binder, BinderTiming
-from gpu_device_plugin.lifetime import ReloadingProgram, freeze_objects, tls_of
+from gpu_device_plugin.lifetime import ReloadingProgram, tls_of
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT, MalformedAnnotationError
 from gpu_device_plugin.model.contract.promises import promises
 from gpu_device_plugin.model.nodes import NodeRecord
@@ -56,7 +56,7 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         *,
         features: Iterable[FeatureSpec] = (),
         timings: ExtenderTimings = DEFAULT_TIMINGS,
-        when_read: Callable[[], None] = freeze_objects,
+        when_read: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare an extender with these features; nothing is sent before `run`.
 
@@ -111,7 +111,6 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         """The reflectors of the cluster, by the plural of the kind."""
         self.verbs = Verbs(context, lambda: next(iter(self.unready()), ""))
         self._preparing = Worker(context.evaluator.prepare)  # for the next request, as soon as the fleet changes
-        self.fleet.on_change = self._preparing.wake
         self._lease = (
             Lease(
                 client,
@@ -221,6 +220,8 @@ class Extender(ReloadingProgram[ExtenderSettings]):
         await self._nodes.wait_synced()
         await self._pods.wait_synced()
         took_s = self._context.clock() - began
+        self.fleet.on_change = self._preparing.wake
+        self._preparing.wake()
         self._when_read()
         _log.info(
             "the cluster has been read",

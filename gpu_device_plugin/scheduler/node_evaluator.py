@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from itertools import islice, repeat
 from typing import Protocol
 
@@ -236,6 +235,8 @@ class Search:
         self.unfinished = False
         """Whether nodes were left over (`UNTRIED`)."""
         self._table = table
+        self._rows: list[int] = []
+        """Of the first names, as far as they were looked at."""
         self._packer = packer
         memory = [part.demand for part in ask.parts if part.demand.kind is Kind.MEMORY]
         self._shares = max((demand.amount // demand.gpus for demand in memory), default=0)
@@ -243,9 +244,9 @@ class Search:
         self._counted = not self._several and all(demand.gpus == 1 for demand in memory)
         """The numbers in the columns decide, where the room does."""
         self._models = self._allowed() if ask.selector.choosy else None
-        self._by_kind: dict[int, FilterFailure] = {}
+        self._by_kind: dict[tuple[int, int | None], FilterFailure] = {}
         """The reason by the number of the hardware, where it is the same on all nodes with that that have no room: it
-        always is for a pod of one part, and if no room would be enough."""
+        always is for a pod of one part, and if no room would be enough. Of several parts also by `Packer.too_large`."""
         self._by_row: dict[int, FilterFailure] = {}
         self._alike: dict[FilterFailure, FilterFailure] = {}
 
@@ -256,15 +257,18 @@ class Search:
             return [None] * len(kinds)
         return [None if kind is None or kind.model is None else selector.allow_model(kind.model) for kind in kinds]
 
-    @cached_property
+    @property
     def rows(self) -> list[int]:
         """The row of each node, 0 for one that is not known."""
-        return self._table.named(self.names)
+        self._rows += self._table.named(self.names[len(self._rows) :])
+        return self._rows
 
     def fitting(self) -> Iterator[int]:
         """Yield the rows of the nodes on which the pod fits, in their order, looked for as they are taken."""
         for first in range(0, len(self.names), _AT_ONCE):
-            yield from self._fitting(self._table.named(self.names[first : first + _AT_ONCE]))
+            if first == len(self._rows):
+                self._rows += self._table.named(self.names[first : first + _AT_ONCE])
+            yield from self._fitting(self._rows[first : first + _AT_ONCE])
 
     def _fitting(self, rows: Sequence[int]) -> Iterable[int]:
         table, models = self._table, self._models
@@ -292,7 +296,7 @@ class Search:
             if group is None:
                 why = self.why(row) or UNTRIED
                 group = found[why]
-                if self._by_kind.get(alike[row]) is why:
+                if self._by_kind.get((alike[row], None)) is why:
                     by_kind[alike[row]] = group
             group.append(name)
         return found
@@ -316,13 +320,15 @@ class Search:
         allowed = True if self._models is None else self._models[kind]
         if allowed is None:
             kind = 0
-        known = self._by_kind.get(kind) or self._by_row.get(row)
-        if known is not None and known.unresolvable:
-            return known
-        if allowed and row not in self._table.odd and self._packer.surely_fits(node.summary):
-            return None
-        if known is not None:
-            return known
+        known = self._by_kind.get((kind, None)) or self._by_row.get(row)
+        if known is None or not known.unresolvable:
+            if allowed and row not in self._table.odd and self._packer.surely_fits(node.summary):
+                return None
+            place = self._packer.too_large(node.summary) if kind and self._several else None
+            known = known or self._by_kind.get((kind, place)) or self._looked_at(row, node, kind, place)
+        return known
+
+    def _looked_at(self, row: int, node: Candidate, kind: int, place: int | None) -> FilterFailure | None:
         try:
             if self._several:
                 self._packer.effort.check()
@@ -334,7 +340,9 @@ class Search:
             # Many nodes have equal reasons: each is kept once.
             why = self._alike.setdefault(why, why)
             if kind and (why.unresolvable or not self._several):
-                self._by_kind[kind] = why
+                self._by_kind[kind, None] = why
+            elif place is not None:
+                self._by_kind[kind, place] = why
             else:
                 self._by_row[row] = why
         return why

@@ -2,8 +2,8 @@
 
 The rules are those of Kubernetes 1.36 (pkg/scheduler: extender.go, schedule_one.go, eventhandlers.go, backend/queue,
 framework/preemption). Of a node it looks at no more than its extended resources, its cordon and its labels; it has no
-scores of its own. Where the real one draws lots, this one takes the first by name. It sees the cluster as it is,
-without the delay of a watch.
+scores of its own. Where the real one draws lots, this one takes the first. It sees the cluster as it is, without the
+delay of a watch.
 """
 
 import asyncio
@@ -275,7 +275,7 @@ class Scheduler:
             scores = await self._extender.prioritize(pod, nodes)
         except ExtenderError:
             scores = {}  # the scheduler goes on without
-        return min(nodes, key=lambda node: (-scores.get(node.name, 0), node.name)).name
+        return max(nodes, key=lambda node: scores.get(node.name, 0)).name
 
     async def _bind(self, pod: Json, node: str) -> None:
         if self._extender.interested(pod):

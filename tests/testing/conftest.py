@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -85,6 +86,8 @@ class SchedulerWorld:
     ask: Callable[..., Any]
     extender: ScriptedExtender
     real: bool
+    minor: int
+    """The version of the scheduler, 36 for 1.36."""
 
     async def nodes(self, **shares: int) -> None:
         """Make nodes with so many shares."""
@@ -201,7 +204,7 @@ async def double_world(*, capable: bool) -> AsyncIterator[SchedulerWorld]:
         async with Scheduler(api, config, name=NAME, backoff_s=(0.05, 0.2)) as scheduler:
             running = asyncio.create_task(scheduler.run())
             try:
-                yield SchedulerWorld(ask, extender, real=False)
+                yield SchedulerWorld(ask, extender, real=False, minor=36)
             finally:
                 running.cancel()
                 await asyncio.wait({running})
@@ -233,6 +236,11 @@ def _configuration(kubeconfig: Path, extender: str, *, capable: bool) -> Json:
     }
 
 
+def _minor(binary: str) -> int:
+    version = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
+    return int(version.split(".")[1])
+
+
 @asynccontextmanager
 async def real_world(server: RealServer, folder: Path, *, capable: bool) -> AsyncIterator[SchedulerWorld]:
     binary = shutil.which("kube-scheduler", path=os.environ["KUBE_BIN"])
@@ -260,7 +268,7 @@ async def real_world(server: RealServer, folder: Path, *, capable: bool) -> Asyn
                 stdout=log, stderr=log,
             )  # fmt: skip
         try:
-            yield SchedulerWorld(ask, extender, real=True)
+            yield SchedulerWorld(ask, extender, real=True, minor=_minor(binary))
         finally:
             for plural in ("namespaces/default/pods", "nodes"):
                 for each in (await ask("GET", f"/api/v1/{plural}"))["items"]:

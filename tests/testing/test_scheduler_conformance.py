@@ -26,6 +26,12 @@ def victims(**by_node: list[str]) -> dict[str, Any]:
     }
 
 
+def since(world: SchedulerWorld, minor: int, why: str) -> None:
+    """Skip for an older kube-scheduler."""
+    if world.minor < minor:
+        pytest.skip(why)
+
+
 # --- Who is asked, and about what ------------------------------------------------------------------------------------
 
 
@@ -101,7 +107,9 @@ async def test_where_no_sum_suffices_nobody_is_asked(world: SchedulerWorld) -> N
     await world.placed("here", "b", mem=1)
     reason, message = await world.refused("large", mem=9)
     assert reason == "Unschedulable"
-    assert message == f"0/2 nodes are available: 2 Insufficient {GPU_MEM}. " + HELP.format(2, 2, NOT_HELPFUL)
+    # Up to 1.33 a node that is too small as a whole is thought to be one on which evictions might help.
+    why = NOT_HELPFUL if world.minor >= 34 else NO_VICTIMS
+    assert message == f"0/2 nodes are available: 2 Insufficient {GPU_MEM}. " + HELP.format(2, 2, why)
     reason, message = await world.refused("p", mem=8)
     assert message == f"0/2 nodes are available: 2 Insufficient {GPU_MEM}. " + HELP.format(2, 2, NO_VICTIMS)
     assert world.extender.calls == []
@@ -139,6 +147,35 @@ async def test_reasons_are_added_up_where_they_are_the_same(world: SchedulerWorl
         "0/3 nodes are available: 1 the largest GPU has 5 GiB in all, 2 no GPU. "
         f"preemption: 0/3 nodes are available: 1 {NOT_HELPFUL}, 2 {NO_VICTIMS}."
     )
+
+
+@pytest.mark.parametrize(
+    "reasons",
+    [None, {"a": "it is full", "b": "it is full, too"}],
+    ids=["none", "also one against the node that passed"],
+)
+async def test_where_a_node_is_left_nobody_reads_what_is_said_against_nodes(
+    world: SchedulerWorld, reasons: dict[str, str] | None
+) -> None:
+    """Nor do nodes matter of which nothing is said at all."""
+    await world.nodes(a=8, b=8, c=8)
+    world.extender.said(
+        "filter", {"NodeNames": ["b"], "FailedNodes": reasons, "FailedAndUnresolvableNodes": reasons, "Error": ""}
+    )
+    world.extender.said("bind", {"Error": "said of b"})
+    assert await world.refused("p") == ("SchedulerError", "said of b")
+    assert world.extender.bodies("bind")[0]["Node"] == "b"
+    assert not world.extender.bodies("preempt")
+
+
+async def test_the_nodes_that_passed_keep_the_order_of_the_answer(world: SchedulerWorld) -> None:
+    await world.nodes(a=8, b=8, c=8)
+    world.extender.said("filter", {"NodeNames": ["c", "a"]})
+    world.extender.said("prioritize", scores(a=10))
+    world.extender.said("bind", {"Error": "asked"})
+    await world.refused("p")
+    assert world.extender.bodies("prioritize")[0]["NodeNames"] == ["c", "a"]
+    assert world.extender.bodies("bind")[0]["Node"] == "a"
 
 
 @pytest.mark.parametrize(
@@ -217,6 +254,18 @@ async def test_without_scores_the_scheduler_goes_on(world: SchedulerWorld) -> No
     assert await world.refused("p") == ("SchedulerError", "asked")
 
 
+async def test_of_nodes_without_scores_the_first_of_the_answer_is_taken(world: SchedulerWorld) -> None:
+    """Nodes that are equal to the scheduler; lots are drawn only among those that an extender has scored."""
+    since(world, 35, "up to Kubernetes 1.34 lots are drawn among all nodes of the best score")
+    await world.nodes(a=8, b=8, c=8)
+    world.extender.said("filter", {"NodeNames": ["c", "a", "b"]})
+    world.extender.said("prioritize", 500)
+    world.extender.said("bind", {"Error": "asked"})
+    await world.refused("p")
+    await eventually(lambda: len(world.extender.bodies("bind")) == 3)
+    assert {body["Node"] for body in world.extender.bodies("bind")} == {"c"}
+
+
 # --- Bind ------------------------------------------------------------------------------------------------------------
 
 
@@ -226,6 +275,15 @@ async def test_a_pod_that_was_not_bound_is_tried_again(world: SchedulerWorld) ->
     world.extender.said("bind", {"Error": "GPU 3 was taken by another pod"})
     assert await world.refused("p") == ("SchedulerError", "GPU 3 was taken by another pod")
     await eventually(lambda: len(world.extender.bodies("bind")) > 1)
+
+
+async def test_a_node_on_which_a_pod_was_not_bound_is_named_again_like_the_others(world: SchedulerWorld) -> None:
+    await world.nodes(a=8, b=8)
+    world.extender.answers["filter"] = passing("b")
+    world.extender.said("bind", {"Error": "GPU 3 was taken by another pod"})
+    await world.refused("p")
+    await eventually(lambda: len(world.extender.bodies("bind")) > 1)
+    assert world.extender.names("filter")[:2] == [["a", "b"], ["a", "b"]]
 
 
 async def test_what_is_being_bound_counts_already(world: SchedulerWorld) -> None:
@@ -424,13 +482,6 @@ def asked_about(world: SchedulerWorld, name: str) -> int:
     return sum(body["Pod"]["metadata"]["name"] == name for body in world.extender.bodies("filter"))
 
 
-async def with_hints(world: SchedulerWorld) -> None:
-    """Skip for a scheduler that does not take what happens to a pod that waits, or to a bound one, for a reason."""
-    minor = (await world.ask("GET", "/version"))["minor"]
-    if int(minor.rstrip("+")) < 32:
-        pytest.skip("SchedulerQueueingHints is on from Kubernetes 1.32 on")
-
-
 async def refused(world: SchedulerWorld, name: str) -> None:
     """Make a pod that the extender lets go nowhere. What is written on it makes the scheduler try it once more."""
     await world.pod(name, container(mem=4))
@@ -479,7 +530,7 @@ NO_HELP = ("a node's heartbeat", "a lease is renewed")
 async def test_a_pod_that_an_extender_refused_is_tried_again_after_whatever_happens_to_nodes_and_bound_pods(
     world: SchedulerWorld,
 ) -> None:
-    await with_hints(world)
+    since(world, 32, "SchedulerQueueingHints, which take what happens to pods for a reason, are on from 1.32 on")
     await world.nodes(a=8)
     await world.placed("there", "a", mem=1)
     world.extender.answers["filter"] = passing("nowhere")
@@ -493,7 +544,7 @@ async def test_a_pod_that_an_extender_refused_waits_while_nothing_happens_that_t
     world: SchedulerWorld,
 ) -> None:
     """Two others come after it: whoever is asked about twice has waited for as long as a pod must at the most."""
-    await with_hints(world)
+    since(world, 32, "SchedulerQueueingHints, which take what happens to pods for a reason, are on from 1.32 on")
     await world.nodes(a=8)
     world.extender.answers["filter"] = passing("nowhere")
     await refused(world, "p")
@@ -561,4 +612,19 @@ async def test_a_node_that_another_client_nominates_is_tried_alone_and_first(wor
     await eventually(lambda: world.extender.bodies("bind"))
     assert world.extender.bodies("bind")[0]["Node"] == outside
     assert world.extender.names("filter")[-1] == [outside]
+    assert not world.extender.bodies("preempt")
+
+
+async def test_a_nominated_node_that_is_refused_is_one_of_all_in_the_same_attempt(world: SchedulerWorld) -> None:
+    first = await many_nodes(world)
+    outside = min({f"n{at:03}" for at in range(130)} - first)
+    world.extender.answers["filter"] = lambda body: (
+        {"NodeNames": []} if body["NodeNames"] == [outside] else passing(max(body["NodeNames"]))(body)
+    )
+    await world.patch("namespaces/default/pods/first/status", {"status": {"nominatedNodeName": outside}})
+    await eventually(lambda: world.extender.bodies("bind"))
+    alone, all_ = world.extender.names("filter")[-2:]
+    assert alone == [outside]
+    assert len(all_) == 100
+    assert world.extender.bodies("bind")[0]["Node"] == max(all_)
     assert not world.extender.bodies("preempt")

@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
+from weakref import WeakValueDictionary
 
 from gpu_device_plugin.features.learning.rules.marginal_value import (
     NEVER,
     Appraisal,
     Appraiser,
+    FreeCapacity,
     free_capacity,
     ranks_on,
     shape_of,
@@ -67,6 +69,8 @@ class _Appraised:
         self.tables = tables
         self._appraiser = Appraiser(tables)
         self.ranks = partial(ranks_on, self._appraiser)
+        self._known: WeakValueDictionary[tuple[NodeType, FreeCapacity], Appraisal] = WeakValueDictionary()
+        """Nodes with equal room have one appraisal, and gain as much."""
         self._rooms: list[Appraisal | None] = []
         self._seen: list[Candidate | None] = []
         """By row, the node that was appraised. A node that changes becomes another object."""
@@ -84,11 +88,15 @@ class _Appraised:
             column.extend(repeat(None, len(nodes) - len(column)))
         for number, row in enumerate([row for row in rows if seen[row] is not nodes[row]]):
             seen[row] = node = nodes[row]
-            shape = None if node is None else shape_of(node)
-            # A node without GPUs for limits of pods has no shape that tables know.
-            rooms[row] = None if node is None or shape is None else self._appraiser.appraise(shape, free_capacity(node))
+            rooms[row] = None if node is None else self._appraisal(shape_of(node), free_capacity(node))
             if number % _AT_ONCE == _AT_ONCE - 1:
                 yield
+
+    def _appraisal(self, shape: NodeType, left: FreeCapacity) -> Appraisal | None:
+        found = self._known.get((shape, left))
+        if found is None and (found := self._appraiser.appraise(shape, left)) is not None:
+            self._known[shape, left] = found
+        return found
 
     def gains(self, ask: GpuRequest, rows: Sequence[int], amounts: Amounts) -> list[float]:
         """Return what `rows`, on which a pod fits, gain by it; `NEVER` where its CPU or memory does not fit.
@@ -97,7 +105,11 @@ class _Appraised:
         not known: they gain `NEVER` too.
         """
         rooms, kind, gain = self.rooms(rows), largest_kind(ask, amounts), self._appraiser.gain
-        gains = [gain(kind, rooms[row]) for row in rows]
+        known: dict[int, float] = {}
+        for room in map(rooms.__getitem__, rows):
+            if id(room) not in known:
+                known[id(room)] = gain(kind, room)
+        gains = [known[id(rooms[row])] for row in rows]
         if ask.parts:
             return gains
         # A pod without GPUs takes nothing on a node without GPUs that pods with GPUs need.

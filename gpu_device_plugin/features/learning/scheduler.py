@@ -24,6 +24,8 @@ from gpu_device_plugin.scheduler.rules.scheduler_gauges import ExtenderMetrics
 
 _log = logging.getLogger(__name__)
 
+_PAUSES = 20
+"""It is not learned again before so many times as long have passed: many pods at once cost the scheduler little."""
 _ENTRIES = 1000
 """After so many pods others run."""
 
@@ -50,6 +52,7 @@ class Learner(SchedulerFeature):
         self._held_at = -math.inf
         self._learned_from = 0
         self._learned_at = 0.0
+        self._took_s = 0.0
         self._told: tuple[bool, tuple[str, ...]] = True, ()
 
     def __repr__(self) -> str:
@@ -86,7 +89,10 @@ class Learner(SchedulerFeature):
             now = self._context.clock()
             if now - self._held_at >= self.hold_s:
                 await self._look_at_holdings()
-            if due(self._mix.arrivals, self._learned_from, now - self._learned_at, outdated=self.nodes.outdated):
+            age_s = now - self._learned_at
+            if age_s >= _PAUSES * self._took_s and due(
+                self._mix.arrivals, self._learned_from, age_s, outdated=self.nodes.outdated
+            ):
                 await self.learn()
 
     async def _look_at_holdings(self) -> None:
@@ -103,6 +109,7 @@ class Learner(SchedulerFeature):
 
     async def learn(self) -> None:
         """Learn now; the scheduler's calls are answered meanwhile."""
+        began = self._context.clock()
         arrivals, node_types = self._mix.arrivals, self.nodes.node_types()
         study = await last_of(studying(self._mix, node_types))
         await last_of(self.nodes.learned(study.usable))
@@ -112,6 +119,7 @@ class Learner(SchedulerFeature):
         said("learned what room is worth", extra={"pods": arrivals, "kinds": len(self._mix), "shapes": len(node_types)})
         self._log_lesson(study)
         self._learned_from, self._learned_at = arrivals, self._context.clock()
+        self._took_s = self._learned_at - began
 
     def _log_lesson(self, study: LearningResult) -> None:
         """Log what an administrator should know, when it changes."""

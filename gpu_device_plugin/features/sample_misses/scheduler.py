@@ -219,7 +219,9 @@ class SampleMisses(SchedulerFeature):
         """Nominate a node outside the sample that has room for a pod, or where evicting may make room; say so."""
         left_out, fleet = {*sample, *self._closed}, self._context.fleet
         evaluator = self._context.evaluator
-        search = evaluator.search(asked, [name for name in evaluator.rows.index if name not in left_out])
+        index = evaluator.rows.index
+        outside = [name for name in index if name not in left_out] if len(sample) < len(index) else []
+        search = evaluator.search(asked, outside)
         roomy = [
             node.name
             for node in evaluator.rows.at(search.fitting())

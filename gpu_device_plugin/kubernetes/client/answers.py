@@ -95,10 +95,7 @@ class ApiAnswer(bytes):
 
     def decoded(self, form: type[T], what: str) -> T:
         """Return it as `form`. Raises UnavailableError if it is not `what`."""
-        try:
-            return msgspec.json.decode(self, type=form)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise UnavailableError(self.call, f"the answer is not {what}") from None
+        return decoded(self.call, self, form, what)
 
     def check_success(self) -> None:
         """Raise UnavailableError unless an API server has done what the call asked for."""
@@ -106,7 +103,15 @@ class ApiAnswer(bytes):
             raise UnavailableError(self.call, "the answer is not one of an API server")
 
 
-async def read(call: Call, response: aiohttp.ClientResponse, most: int | None) -> ApiAnswer | None:
+def decoded(call: Call, body: bytes, form: type[T], what: str) -> T:
+    """Return the body of an answer as `form`. Raises UnavailableError if it is not `what`."""
+    try:
+        return msgspec.json.decode(body, type=form)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise UnavailableError(call, f"the answer is not {what}") from None
+
+
+async def read(call: Call, response: aiohttp.ClientResponse, most: int | None) -> bytes | None:
     """Return the body of an answer; None, with the rest of it unread, if it has more than `most` bytes."""
     parts: list[bytes] = []
     size = 0
@@ -116,9 +121,7 @@ async def read(call: Call, response: aiohttp.ClientResponse, most: int | None) -
             size += len(part)
             if most is not None and size > most:
                 return None
-    body = b"".join(parts)
-    parts.clear()  # a page of a list is large, and is copied once more
-    return ApiAnswer.to(call, body)
+    return b"".join(parts)
 
 
 async def events(call: Call, response: aiohttp.ClientResponse) -> AsyncIterator[WatchEvent]:

@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 import aiohttp
 import msgspec
 
-from gpu_device_plugin.kubernetes.client.answers import ApiAnswer, Page, WatchEvent, events, read, translated
+from gpu_device_plugin.kubernetes.client.answers import ApiAnswer, Page, WatchEvent, decoded, events, read, translated
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig, ClusterConfigError, Credentials
 from gpu_device_plugin.kubernetes.client.errors import ApiError, Call, UnauthorizedError, UnavailableError, error_from
 from gpu_device_plugin.kubernetes.objects.decoding import PODS, ObjectKind, version_number
@@ -217,7 +217,7 @@ class Client:
             if answer is None:
                 limit = max(1, limit // 4)
                 continue
-            page = answer.decoded(Page, "a list of objects")
+            page = decoded(call, answer, Page, "a list of objects")
             yield page
             if not page.metadata.continue_:
                 return

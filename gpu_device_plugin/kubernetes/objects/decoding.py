@@ -32,7 +32,7 @@ from gpu_device_plugin.kubernetes.objects.requests import (
     running,
     static_uid,
 )
-from gpu_device_plugin.model.contract.keys import GPU_CONDITION, OVER_USE, kept
+from gpu_device_plugin.model.contract.keys import GPU_CONDITION, OVER_USE, STAND_IN, kept
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.model.nodes import NodeRecord
@@ -151,7 +151,7 @@ class PodReader:
             owners: also keep the controller of the pod.
         """
         self._ids, self._claims, self._mig, self._controllers = ids, claims, mig, owners
-        self._resources = frozenset(resources)
+        self._resources = {name: name for name in resources}
         self._keep = keep
         self._sums = RequestSums(self._resources) if sums else None
         self._every = every
@@ -169,7 +169,24 @@ class PodReader:
         Raises UnreadableObjectError.
         """
         pod = decoded(raw, _Pod, "pod")
-        meta, spec = named(pod.metadata, "pod"), pod.spec
+        containers, ignored = self._containers_of(pod.spec)
+        return self._pod(pod, containers), tuple(ignored)
+
+    def read_other(self, raw: bytes | msgspec.Raw) -> OtherPod:
+        """Return a pod that asks for none of our resources, reduced to what its node must spare for it.
+
+        Requests that are invalid, or of too many containers, count as none. Raises UnreadableObjectError.
+        """
+        return self._other(decoded(raw, _Pod, "pod"))
+
+    def read_either(self, raw: bytes | msgspec.Raw) -> tuple[Pod | OtherPod, tuple[str, ...]]:
+        """Return `read`; or `read_other` of a pod that neither asks for our resources nor stands for wanted room."""
+        pod = decoded(raw, _Pod, "pod")
+        containers, ignored = self._containers_of(pod.spec)
+        stands_in = STAND_IN in (pod.metadata.labels or ()) and not pod.spec.node_name
+        return (self._pod(pod, containers) if containers or stands_in else self._other(pod)), tuple(ignored)
+
+    def _containers_of(self, spec: PodSpec) -> tuple[list[Container], list[str]]:
         containers: list[Container] = []
         ignored: list[str] = []
         # The kubelet's order of allocation: init containers and sidecars as listed, then the others.
@@ -181,6 +198,10 @@ class PodReader:
                     sidecar = kind is ContainerKind.INIT and container.always_restarts
                     kept_kind = ContainerKind.SIDECAR if sidecar else kind
                     containers.append(Container(container.name, kept_kind, index, limits))
+        return containers, ignored
+
+    def _pod(self, pod: _Pod, containers: list[Container]) -> Pod:
+        meta, spec = named(pod.metadata, "pod"), pod.spec
         phase = _PHASES.get(pod.status.phase or "Pending", "Unknown")
         ended = phase in {"Succeeded", "Failed"}
         if not spec.node_name or ended:
@@ -190,7 +211,7 @@ class PodReader:
         claims = claims_of(spec, pod.status) if self._claims else _NONE
         requests = {} if sums is None else requests_of(spec, sums)
         owner = controller_of(meta.owner_references or ()) if self._controllers else None
-        record = Pod(
+        return Pod(
             uid=meta.uid,
             namespace=self._names.one(meta.namespace, lambda: meta.namespace),
             name=meta.name,
@@ -213,14 +234,8 @@ class PodReader:
             requests=None if sums is not None and (repels(spec) or _is_large(requests)) else requests,
             amounts=NO_AMOUNTS if sums is None else sums.amounts(requests),
         )
-        return record, tuple(ignored)
 
-    def read_other(self, raw: bytes | msgspec.Raw) -> OtherPod:
-        """Return a pod that asks for none of our resources, reduced to what its node must spare for it.
-
-        Requests that are invalid, or of too many containers, count as none. Raises UnreadableObjectError.
-        """
-        pod = decoded(raw, _Pod, "pod")
+    def _other(self, pod: _Pod) -> OtherPod:
         meta = named(pod.metadata, "pod")
         return OtherPod(
             meta.uid,
@@ -250,12 +265,13 @@ class PodReader:
         limits: dict[str, int] = {}
         ignored: list[str] = []
         for name, quantity in (wanted or {}).items():
-            if name in self._resources or (self._mig and fits(name, LONGEST_KEY) and is_mig_resource(name)):
+            ours = self._resources.get(name)
+            if ours or (self._mig and fits(name, LONGEST_KEY) and is_mig_resource(name)):
                 amount = whole_quantity(str(quantity))
                 if amount is None:
                     ignored.append(f"container {container.name!r}: the limit of {name} is not a whole number")
-                elif name in self._resources or len(limits) < _MOST_LIMITS:
-                    limits[self._names.one(name, lambda name=name: name)] = amount  # type: ignore[misc]
+                elif ours or len(limits) < _MOST_LIMITS:
+                    limits[ours or self._names.one(name, lambda name=name: name)] = amount  # type: ignore[misc]
         return self._limits_made.one(tuple(limits.items()), lambda: limits) if limits else limits, ignored
 
 

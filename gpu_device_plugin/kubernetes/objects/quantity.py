@@ -82,7 +82,7 @@ class RequestSums:
         self._without = without
         self._known: Shared[_Written, Mapping[str, int]] = Shared()
         self._sums: Shared[tuple[tuple[str, int], ...], Mapping[str, int]] = Shared()
-        self._amounts: Shared[Amounts, Amounts] = Shared()
+        self._amounts: Shared[tuple[int, int], Amounts] = Shared()
 
     def __repr__(self) -> str:
         return f"<RequestSums: {len(self._sums)} sums, written in {len(self._known)} ways>"
@@ -105,28 +105,28 @@ class RequestSums:
             overhead: the pod's overhead, which is added.
         """
         written = (
-            tuple((sidecar, tuple(requests.items())) for sidecar, requests in init),
-            tuple(tuple(requests.items()) for requests in app),
+            tuple([(sidecar, tuple(requests.items())) for sidecar, requests in init]),
+            tuple([tuple(requests.items()) for requests in app]),
             tuple(pod.items()),
             tuple(overhead.items()),
         )
-        of_init, of_app, *of_pod = written
-        if sum(map(len, (*(requests for _, requests in of_init), *of_app, *of_pod))) > _MOST_AMOUNTS:
-            return None
         try:
             return self._known.one(written, lambda: self._sum(written))
-        except (ValueError, TypeError):  # not an amount, or not even a string or a number
+        except (ValueError, TypeError):  # too many, not an amount, or not even a string or a number
             return None
 
     def amounts(self, requests: Mapping[str, int] | None) -> Amounts:
-        """Return the CPU and memory of a sum, none where it is unknown; equal amounts are one object."""
+        """Return the CPU and memory of a sum, none where it is unknown; those of equal sums are one object."""
         if not requests:
             return NO_AMOUNTS
-        amounts = requested_amounts(requests)
-        return self._amounts.one(amounts, lambda: amounts)
+        return self._amounts.one(
+            (requests.get("cpu", 0), requests.get("memory", 0)), lambda: requested_amounts(requests)
+        )
 
     def _sum(self, written: _Written) -> Mapping[str, int]:
         init, app, pod, overhead = written
+        if sum(map(len, (*(requests for _, requests in init), *app, pod, overhead))) > _MOST_AMOUNTS:
+            raise ValueError("too many")
         kept: Counter[str] = Counter()  # by the sidecars that have started so far
         most: Counter[str] = Counter()
         for sidecar, requests in init:

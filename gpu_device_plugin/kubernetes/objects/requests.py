@@ -111,8 +111,8 @@ def requests_of(spec: PodSpec, sums: RequestSums) -> Mapping[str, int] | None:
     if len(init) + len(app) > _MOST_SUMMED:
         return None
     return sums.of(
-        ((each.always_restarts, requested(each.resources)) for each in init),
-        (requested(each.resources) for each in app),
+        [(each.always_restarts, requested(each.resources)) for each in init],
+        [requested(each.resources) for each in app],
         (spec.resources.requests if spec.resources is not None else None) or {},
         spec.overhead or {},
     )
@@ -251,15 +251,16 @@ def controller_of(owners: Iterable[OwnerReference]) -> Owner | None:
 
     The API server bounds the names of objects, but not those in references to them.
     """
-    found = next((each for each in owners if each.controller), None)
-    if found is None or not (
-        fits(found.kind, LONGEST_LABEL)
-        and fits(found.name, LONGEST_NAME)
-        and fits(found.uid, LONGEST_UID)
-        and fits(found.api_version, LONGEST_KEY)
-    ):
-        return None
-    return Owner(found.kind, found.name, found.uid, found.api_version)
+    for each in owners:
+        if each.controller:
+            known = (
+                fits(each.kind, LONGEST_LABEL)
+                and fits(each.name, LONGEST_NAME)
+                and fits(each.uid, LONGEST_UID)
+                and fits(each.api_version, LONGEST_KEY)
+            )
+            return Owner(each.kind, each.name, each.uid, each.api_version) if known else None
+    return None
 
 
 def static_uid(annotations: Mapping[str, str], owners: Sequence[OwnerReference], node_name: str) -> str:
@@ -269,7 +270,7 @@ def static_uid(annotations: Mapping[str, str], owners: Sequence[OwnerReference],
     and that its node owns the pod (Kubernetes, pkg/kubelet/pod/mirror_client.go and pkg/kubelet/config/common.go).
     """
     uid = annotations.get(STATIC_POD, "")
-    owned = [(each.api_version, each.kind, each.name, each.controller) for each in owners] == [
-        ("v1", "Node", node_name, True)
-    ]
-    return uid if owned and node_name and _HASH.fullmatch(uid) else ""
+    if not (uid and node_name and _HASH.fullmatch(uid)):
+        return ""
+    found = [(each.api_version, each.kind, each.name, each.controller) for each in owners]
+    return uid if found == [("v1", "Node", node_name, True)] else ""

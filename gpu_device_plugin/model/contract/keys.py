@@ -256,6 +256,8 @@ def kept(key: str, text: str, containers: int) -> str:
     `containers` is the number of the pod's containers that may have devices: none without a node.
     """
     each = LONGEST_OF_CONTAINER.get(key)
+    if len(text) <= LONGEST_WORD and (containers or each is None) and text.isascii():
+        return text  # nearly all are as short as any key allows
     most = None if each is None else each * containers + _BESIDE.get(key, 0)
     return TOO_LONG if too_long(key, text) or (most is not None and _length(text) > most) else text
 

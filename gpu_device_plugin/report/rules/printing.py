@@ -82,12 +82,15 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
+_encode = json.JSONEncoder(default=str, ensure_ascii=False).encode
+
+
 def json_line(value: object) -> str:
     """Return `value` as JSON on one line, with the same characters escaped in JSON's notation.
 
     A value that JSON cannot represent is written as a string.
     """
-    text = json.dumps(value, default=str, ensure_ascii=False)
+    text = _encode(value)
     if text.isprintable():
         return text
     # JSON syntax is printable, so every unprintable character is inside a string.

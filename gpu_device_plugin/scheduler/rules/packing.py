@@ -130,6 +130,22 @@ class Packer:
                 return False
         return True
 
+    def too_large(self, numbers: Summary) -> int | None:
+        """Return the place in `demands` of the first that would not fit even alone; None: more than numbers decides.
+
+        The number of demands where each would fit alone, but the sum of the free shares does not suffice.
+        """
+        for place, demand in enumerate(self.demands):
+            each, last = demand.amount // demand.gpus, demand.gpus - 1
+            frees = (numbers.gpus if last else numbers).frees
+            if (
+                demand.amount > len(numbers.gpus.unused)
+                if demand.kind is Kind.COUNT
+                else last >= len(frees) or frees[last] < each
+            ):
+                return place
+        return None if sum(numbers.frees) >= self._sums[0] else len(self.demands)
+
     def surely_fits(self, numbers: Summary) -> bool:
         """Return whether the numbers of a node alone show that there is a packing, as they do of most nodes.
 

@@ -7,6 +7,8 @@ import pytest
 
 from gpu_device_plugin.kubernetes.objects.decoding import PodReader, UnreadableObjectError
 from gpu_device_plugin.kubernetes.objects.quantity import allocatable_amounts, requested_amounts
+from gpu_device_plugin.model.contract.keys import STAND_IN
+from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
 from gpu_device_plugin.scheduler.rules.pods_without_gpus import OtherPod
 
@@ -64,6 +66,28 @@ def test_what_a_stranger_writes_counts_as_nothing() -> None:
 def test_what_is_no_pod_is_refused(text: bytes) -> None:
     with pytest.raises(UnreadableObjectError, match="not a pod"):
         PodReader((), lambda _key: False).read_other(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "ignored"),
+    [
+        ({"containers": [{"name": "c", "resources": {"limits": {"gpu": "1"}}}]}, Pod, 0),
+        ({"initContainers": [{"name": "c", "resources": {"limits": {"gpu": 1}}}]}, Pod, 0),
+        ({"containers": [{"name": "c", "resources": {"limits": {"gpu": "0.5"}}}]}, OtherPod, 1),
+        ({"containers": [{"name": "c", "resources": {"requests": {"gpu": "1"}}}]}, OtherPod, 0),
+        ({"nodeName": None}, Pod, 0),
+        ({}, OtherPod, 0),
+    ],
+)
+def test_a_pod_is_one_of_ours_by_its_limits_or_while_it_only_stands_for_wanted_room(
+    changes: dict[str, Any], kind: type, ignored: int
+) -> None:
+    pod = body(**changes)
+    pod["metadata"]["labels"] = {STAND_IN: "a"}
+    reader, raw = PodReader(("gpu",), lambda _key: False), json.dumps(pod).encode()
+    found, sentences = reader.read_either(raw)
+    assert (type(found), len(sentences)) == (kind, ignored)
+    assert found == (reader.read(raw)[0] if kind is Pod else reader.read_other(raw))
 
 
 def test_equal_amounts_are_one_object() -> None:

@@ -572,15 +572,17 @@ def test_what_is_alike_has_the_same_reason(asked: Demand, gpus: int, nodes: list
 
 @given(asked=st.lists(st.builds(whole, st.integers(1, 3)) | DEMANDS, min_size=2, max_size=4), nodes=NODES)
 def test_on_alike_nodes_a_pod_of_several_parts_is_as_impossible(asked: list[Demand], nodes: list[Candidate]) -> None:
-    """Whatever is free: that it would not fit on the emptied node, and why."""
+    """Whatever is free, if it would not fit on the emptied node; else by what its numbers say of the parts."""
     reasons: dict[object, FilterFailure] = {}
-    never = set()
-    for one in nodes:
-        found = unfit(asking(*asked), one)
-        if found is not None and found.unresolvable:
-            assert reasons.setdefault(hardware(one), found) == found
-            never.add(hardware(one))
-    assert not [one for one in nodes if hardware(one) in never and unfit(asking(*asked), one) not in reasons.values()]
+    packer = Packer(asking(*asked).demands)
+    verdicts = [(hardware(one), packer.too_large(one.summary), unfit(asking(*asked), one)) for one in nodes]
+    never = {alike: why for alike, _, why in verdicts if why is not None and why.unresolvable}
+    for alike, place, found in verdicts:
+        if alike in never:
+            assert found == never[alike]
+        elif place is not None:
+            assert found is not None
+            assert reasons.setdefault((alike, place), found) == found
 
 
 # --- MIG instances

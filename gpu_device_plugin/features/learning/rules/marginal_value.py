@@ -58,7 +58,7 @@ class Group(NamedTuple):
     """`Tables.packed` of their kind."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Appraisal:
     """The room of a node, in the numbers that show what a pod costs of it."""
 
