@@ -21,7 +21,7 @@ from gpu_device_plugin.scheduler import wire
 from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.scheduler.controller_context import ControllerContext
 from gpu_device_plugin.scheduler.extension import Proposals, SchedulerFeature
-from gpu_device_plugin.scheduler.node_evaluator import MOST_SCORED, MOST_STEPS, UNKNOWN, UNTRIED, Search
+from gpu_device_plugin.scheduler.node_evaluator import MOST_OFFERED, MOST_STEPS, UNKNOWN, UNTRIED, Search
 from gpu_device_plugin.scheduler.rules.candidate import Candidate
 from gpu_device_plugin.scheduler.rules.filter_failure import FilterFailure, resolvable, unresolvable
 from gpu_device_plugin.scheduler.rules.fitting import unfit
@@ -353,8 +353,8 @@ class Verbs:
 
 
 def _turned(names: list[str], uid: str) -> list[str]:
-    """Return the names from another one on for each pod: the best node is that of the first with room."""
-    first = crc32(uid.encode()) % len(names) if len(names) > MOST_SCORED else 0
+    """Return the names from another one on for each pod: the first with room are offered, and only these compared."""
+    first = crc32(uid.encode()) % len(names) if len(names) > MOST_OFFERED else 0
     return names[first:] + names[:first]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -283,7 +284,7 @@ def test_of_equally_good_nodes_kube_scheduler_chooses_among_sixteen() -> None:
     world, names = World(), [f"n{number}" for number in range(40)]
     for name in names:
         world.node(name, 8)
-    assert passed(world, wanting(2), *names) == names[:16]
+    assert passed(world, wanting(2), *names) == names[14:30]
 
 
 def test_a_pod_that_comes_again_may_go_to_all_nodes_but_those_that_were_best() -> None:
@@ -374,6 +375,21 @@ def test_a_search_that_takes_long_goes_on_with_the_next_request_and_refuses_nobo
         "the search for GPUs for all containers of the pod together is not finished yet"
     }
     assert answers[-1]["NodeNames"] == ["room"]
+
+
+def test_of_many_equally_good_nodes_each_pod_gets_others_to_choose_from() -> None:
+    """kube-scheduler names the nodes of a cluster with fewer than a hundred in the same order for each pod."""
+    names, world = [f"n{number}" for number in range(60)], World(node_policy="spread")
+    for name in names:
+        world.node(name, 8, 8)
+    offered = Counter[str]()
+    for number in range(60):
+        wanted = wanting(1)
+        wanted["metadata"]["uid"] = f"u-{number}"
+        best = passed(world, wanted, *names)
+        assert len(best) == 16
+        offered.update(best)
+    assert offered.keys() == set(names)
 
 
 # --- prioritize ------------------------------------------------------------------------------------------------------

@@ -162,7 +162,11 @@ class NodeScores:
         """Return those of `rows` that gain most by a pod that fits on them; None before something is learned."""
         if self._appraised is None:
             return None
-        return self._of_most_gain(ask, rows, self._appraised.gains(ask, rows, amounts))
+        gains = self._appraised.gains(ask, rows, amounts)
+        if max(gains) > NEVER:
+            return self._of_most_gain(ask, rows, gains)
+        # Of all others nothing is known but that they lack CPU or memory, or are of a new shape.
+        return [row for row in rows if row in self._rows.claims] or rows
 
     def scores(self, ask: GpuRequest, rows: Sequence[int], amounts: Amounts) -> Sequence[int] | None:
         """Return scores relative to each other of rows on which a pod fits; None before something is learned.

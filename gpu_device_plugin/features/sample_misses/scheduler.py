@@ -21,6 +21,7 @@ from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.scheduler.controller_context import ControllerContext
 from gpu_device_plugin.scheduler.extension import SchedulerFeature, Tasks
+from gpu_device_plugin.scheduler.node_evaluator import UNTRIED
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 from gpu_device_plugin.scheduler.rules.scheduler_gauges import WaitingReason
 from gpu_device_plugin.scheduler.wire import SMALLEST_SAMPLE, Placing
@@ -220,9 +221,10 @@ class SampleMisses(SchedulerFeature):
         evaluator = self._context.evaluator
         index = evaluator.rows.index
         outside = [name for name in index if name not in left_out] if len(sample) < len(index) else []
+        search = evaluator.search(asked, outside)
         roomy = [
             node.name
-            for node in evaluator.rows.at(evaluator.search(asked, outside).fitting())
+            for node in evaluator.rows.at(search.fitting())
             if not node.gpus.claims  # kube-scheduler allocates these
             and (node.left is None or node.left.cover(pod.amounts))
         ]
@@ -232,6 +234,8 @@ class SampleMisses(SchedulerFeature):
             )
             self._context.metrics.count(SAMPLE_MISSES, "refused" if node is None else "nominated")
             return None if node is None else (_OUTSIDE.format(len(sample), node, "has room"), WaitingReason.FITS)
+        if search.unfinished:
+            return UNTRIED.sentence, WaitingReason.NO_ROOM
         if not placing.may_preempt or placing.nominated_node:
             return None  # kube-scheduler has looked at the nominated node, and looks for pods to evict there now
         candidates = fleet.candidates

@@ -106,7 +106,7 @@ class Scorer:
         return min(1.0, (numbers.used + self._shares) / numbers.total + whole)
 
     def _compared(self, links: Links, unused: tuple[int, ...], amount: int) -> float:
-        if (links, unused, amount) not in self._groups:
+        if amount > 1 and (links, unused, amount) not in self._groups:
             self._effort.check()
             self._effort.spend(_STEPS_OF_A_GROUP)
         return connected(links, unused, amount, self._groups)

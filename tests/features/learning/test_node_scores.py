@@ -9,6 +9,7 @@ from gpu_device_plugin.features.learning.node_scores import NodeScores, NodeType
 from gpu_device_plugin.features.learning.rules.marginal_value import shape_of
 from gpu_device_plugin.features.learning.rules.price_learning import Tables
 from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
+from gpu_device_plugin.model.contract.cordons import Cordon
 from gpu_device_plugin.model.contract.gpu_preferences import NO_PREFERENCES, GpuSelector
 from gpu_device_plugin.model.gpus import Closeness, Links
 from gpu_device_plugin.model.resources import NO_AMOUNTS, Amounts
@@ -200,6 +201,17 @@ def test_nodes_that_serve_claims_are_in_the_middle_and_change_no_other_score() -
         assert fits(scored, ask, "a b c served") == [*fits(alone, ask, "a b c"), there]
     assert scored.node_types() == alone.node_types()
     assert not scored.outdated
+
+
+def test_nodes_of_which_nothing_is_known_but_that_they_serve_claims_come_before_those_that_gain_nothing() -> None:
+    """Of two GPUs the pod would take, one is out of service: kube-scheduler knows whether it has another."""
+    closed = node("closed", sizes=(80, 80), models=("H100",) * 2, claims=True, cordons={0: Cordon()})
+    short = node("short", requested=Amounts(30_000))
+    scored = judging([node("a"), short, closed])
+    assert best(scored, GpuRequest(whole(2)), "closed") == ["closed"]
+    assert best(scored, GpuRequest(whole(2)), "short closed", Amounts(4000)) == ["closed"]
+    assert best(scored, GpuRequest(whole(2)), "short", Amounts(4000)) == ["short"]
+    assert fits(scored, GpuRequest(whole(2)), "short closed", Amounts(4000)) == [0, 5]
 
 
 def test_taking_over_what_was_learned_is_many_small_steps() -> None:

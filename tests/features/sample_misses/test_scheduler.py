@@ -91,6 +91,20 @@ def test_a_pod_that_fits_only_outside_the_sample_is_an_error_that_names_the_node
     assert misses(world) == {"nominated": 1}
 
 
+def test_a_pod_is_not_refused_while_the_search_outside_the_sample_goes_on() -> None:
+    """On the first nodes there is no room, which takes long to find; on the last there is, which takes a search too."""
+    world = sampled().node("a", 11, 12, 13, 19, 20, 26).node("b", 11, 11, 13, 19, 20, 26)
+    world.node("c", 12, 12, 13, 18, 19, 26).filter(wanting(8), *SAMPLE)  # so that "roomy" has the last row
+    world.node("roomy", 14, 14, 14, 15, 19, 19)
+    wanted = wanting(7, 9, 7, 5, 10, 7, 10, 7, 7, 7, 9, 10)
+    errors = list[str]()
+    while not errors or "not finished" in errors[-1]:
+        errors.append(world.filter(wanted, *SAMPLE)["Error"])
+        assert len(errors) < 10
+    assert len(errors) > 1
+    assert "roomy" in errors[-1]
+
+
 def test_fewer_names_than_a_sample_are_all_nodes_that_passed() -> None:
     world = sampled().node("roomy", 16)
     answer = world.filter(wanting(8), *SAMPLE[1:])

@@ -242,3 +242,9 @@ def test_what_there_is_no_time_to_look_at_is_estimated() -> None:
     assert (picky.score(mixed), picky.estimate(mixed)) == (3, 7)
     with pytest.raises(TooLongError):
         picky.score(mixed)
+
+
+def test_one_whole_gpu_has_no_links_to_look_at() -> None:
+    """However many nodes are scored."""
+    scorer = Scorer(asking(whole(1)), "binpack", "binpack", Effort(1))
+    assert [scorer.score(node(8)) for _ in range(1000)] == [10] * 1000
