@@ -82,6 +82,7 @@ class ExtenderRoutes:
             why = next(iter(self._readiness.unready()), "")
             why = why or await self._binding.bind(PodRef(args.namespace, args.name, args.uid), args.node)
             if why:
+                self._verbs.not_bound(args.uid, args.node)
                 said = {"pod": f"{args.namespace}/{args.name}", "node": args.node, "why": why}
                 brief = {key: text[:_LONGEST_FIELD] for key, text in said.items()}  # the caller chose the names
                 _log.info("a pod was not bound", extra=brief | {"once_per_s": 60})

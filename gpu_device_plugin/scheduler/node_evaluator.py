@@ -23,8 +23,8 @@ from gpu_device_plugin.scheduler.rules.scoring import Groups, Scorer
 
 MOST_STEPS = 1000
 """The most steps of one request in searches; a step takes some microseconds."""
-_MOST_DEMANDS = 64
-"""The most demands of several parts whose tried packings are cached."""
+_MOST_DEMANDS, _MOST_PACKINGS = 256, 50_000
+"""The most demands of several parts whose tried packings are cached, and of these in all; each takes up to 0.5 kB."""
 MOST_SCORED = 128
 """Of so many nodes with room the best is chosen: with a hundred the GPUs become as full as with all."""
 MOST_OFFERED = 16
@@ -82,9 +82,10 @@ class NodeEvaluator:
         packer = self._packers.pop(demands, None) or CachingPacker(demands, Effort(MOST_STEPS))
         packer.effort.renew()
         if len(demands) > 1:
-            self._packers[demands] = packer
-            if len(self._packers) > _MOST_DEMANDS:
-                self._packers.popitem(last=False)
+            packers = self._packers
+            packers[demands] = packer
+            while len(packers) > _MOST_DEMANDS or sum(each.known for each in packers.values()) > _MOST_PACKINGS:
+                packers.popitem(last=False)
         return Search(ask, self.rows, list(self.rows.index) if names is None else names, packer)
 
     def verdicts(self, ask: GpuRequest, names: Sequence[str]) -> list[FilterFailure | None]:
@@ -306,6 +307,7 @@ class Search:
         try:
             return unfit(self.ask, node, self._packer) is None
         except TooLongError:
+            self.unfinished = True
             return False
 
     def why(self, row: int) -> FilterFailure | None:
@@ -330,8 +332,6 @@ class Search:
 
     def _looked_at(self, row: int, node: Candidate, kind: int, place: int | None) -> FilterFailure | None:
         try:
-            if self._several:
-                self._packer.effort.check()
             why = unfit(self.ask, node, self._packer)
         except TooLongError:
             self.unfinished = True

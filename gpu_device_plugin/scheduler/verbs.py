@@ -133,7 +133,7 @@ class Verbs:
         self.waiting = WaitingObserved(fleet, self._context.wall)
         self._features = self._context.features
         self._tried: OrderedDict[str, frozenset[str]] = OrderedDict()
-        """By pod UID, the nodes that were best for a pod when it was asked about; the latest at the end."""
+        """By pod UID, the nodes that were best for a pod, or failed, so far; the latest pod at the end."""
 
     def filter(self, body: bytes) -> bytes:
         """Return the best of the nodes that a pod may go to; if there are none, the reason against each node.
@@ -199,6 +199,11 @@ class Verbs:
                 self._tried.popitem(last=False)
         return passed
 
+    def not_bound(self, uid: str, node: str) -> None:
+        """Note that the binding of a pod to a node has failed: the pod is offered others first."""
+        if uid in self._tried:
+            self._tried[uid] |= {node}
+
     def _names(self, search: Search) -> list[str]:
         return [node.name for node in self._context.evaluator.rows.at(search.fitting())]
 
@@ -229,8 +234,6 @@ class Verbs:
             # The pod had a node, whether or not that is among the named ones.
             self.waiting.filtered(pod.uid, WaitingReason.FITS)
             return _ELSEWHERE.sentence
-        if search.unfinished:
-            return UNTRIED.sentence
         sampled = len(search.names) >= wire.SMALLEST_SAMPLE
         if sampled and (again := self._features.first(SchedulerFeature.retry, pod, search.ask, placing, search.names)):
             why_again, reason = again
@@ -244,7 +247,7 @@ class Verbs:
         soon = self._fleet.soon
         node = next((name for name in names if name in soon and search.fits(soon[name])), None) if soon else None
         if node is None:
-            return ""
+            return UNTRIED.sentence if search.unfinished else ""
         self.waiting.filtered(pod.uid, self._reason(search.ask, whys))
         (why,) = self._context.evaluator.verdicts(search.ask, [node])
         return f"node {node}: {'' if why is None else why.sentence}; {_SOON}"

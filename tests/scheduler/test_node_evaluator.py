@@ -147,9 +147,46 @@ def test_the_demands_of_several_containers_asked_about_last_are_remembered() -> 
     """More than are remembered; the answers stay right."""
     evaluator = NodeEvaluator(view([node("a", {0: 3}, sizes=(8,))]))
     for _ in range(2):
-        found = [n for n in range(1, 90) if evaluator.verdicts(GpuRequest(memory(1, n)), ["a"]) == [None]]
+        found = [n for n in range(1, 300) if evaluator.verdicts(GpuRequest(memory(1, n)), ["a"]) == [None]]
         assert found == [1, 2, 3, 4]
-    assert repr(evaluator) == "<NodeEvaluator: 1 nodes, searches for 64 demands>"
+    assert repr(evaluator) == "<NodeEvaluator: 1 nodes, searches for 256 demands>"
+
+
+TIGHT = GpuRequest(memory(20, 21, 38, 65, 15, 54, 9, 17, 19, 12, 9, 40, 12, 2, 53, 13))
+"""They fill five GPUs of 80 but for one share, if one finds how."""
+
+
+def test_a_search_that_is_given_up_refuses_no_other_node_of_the_kind() -> None:
+    nodes = [node("a", {0: 2}, sizes=(80,) * 5), node("b", {0: 1}, sizes=(80,) * 5)]
+    right = [unfit(TIGHT, each) for each in nodes]
+    evaluator = NodeEvaluator(view(nodes))
+    assert verdicts(evaluator, TIGHT, nodes) == [right[0], UNTRIED]
+    assert verdicts(evaluator, TIGHT, nodes) == right
+    assert right[1] is None
+    assert right[0] is not None
+    assert not right[0].unresolvable
+
+
+def test_what_was_found_before_counts_also_once_no_steps_are_left() -> None:
+    """The first nodes take all steps of the request."""
+    hard, easy = different_nodes()[:300], node("easy", sizes=(34, 54, 74, 33))
+    nodes = view([*hard, easy])
+    evaluator = NodeEvaluator(nodes)
+    names = [each.name for each in hard]
+    assert evaluator.verdicts(MANY, ["easy"]) == [None]
+    found = evaluator.verdicts(MANY, [*names, "easy"])
+    assert UNTRIED in found
+    assert found[-1] is None
+
+
+def test_many_pods_whose_search_takes_long_all_come_to_an_end() -> None:
+    """Each takes several requests, and they take turns."""
+    nodes = different_nodes()[:100]
+    evaluator = NodeEvaluator(view(nodes))
+    asked = [GpuRequest(memory(*range(1, 16), 16 + more)) for more in range(100)]
+    for _ in range(20):
+        unfinished = [ask for ask in asked if UNTRIED in verdicts(evaluator, ask, nodes)]
+    assert not unfinished
 
 
 def test_more_kinds_of_hardware_than_are_told_apart_change_no_verdict() -> None:

@@ -298,6 +298,16 @@ def test_a_pod_that_comes_again_may_go_to_all_nodes_but_those_that_were_best() -
     assert passed(world, other, "a", "b") == ["a"]
 
 
+def test_a_node_on_which_the_binding_failed_is_not_offered_first() -> None:
+    """kube-scheduler chose node c, which was not among the best."""
+    world = two_nodes().node("c", 8, 8, 8)
+    assert passed(world, wanting(2), "a", "b", "c") == ["a"]
+    assert passed(world, wanting(2), "a", "b", "c") == ["b", "c"]
+    world.verbs.not_bound("u-new", "c")
+    world.verbs.not_bound("u-nobody", "c")
+    assert passed(world, wanting(2), "a", "b", "c") == ["a", "b", "c"]
+
+
 def test_no_more_is_remembered_than_of_a_thousand_pods() -> None:
     world = two_nodes()
     for number in range(1001):

@@ -244,8 +244,9 @@ class CapacityCache(SchedulerFeature):
         nodes = self._context.fleet.candidates
         names = [name for name in allowed if name in nodes and needs.others <= self.nodes[name].others]
         evaluator = self._context.evaluator
-        fitting = evaluator.rows.at(evaluator.search(needs.ask, names).fitting())
-        return any(node.left is None or node.left.cover(needs.amounts) for node in fitting)
+        search = evaluator.search(needs.ask, names)
+        fitting = evaluator.rows.at(search.fitting())
+        return any(node.left is None or node.left.cover(needs.amounts) for node in fitting) or search.unfinished
 
 
 def _brief(pod: Pod) -> Pod:

@@ -188,7 +188,8 @@ def _packed(
         instances = tuple(room.total for room in rooms if room.healthy and room.card is not None)
         emptied = packer(sizes, sizes, instances)
     if why is None or emptied.taken is None:
-        return among(NEVER_TOGETHER if emptied.taken is None else TOGETHER, node, rooms)
+        never = emptied.taken is None and emptied.steps < MOST_STEPS  # else the search was given up
+        return among(NEVER_TOGETHER if never else TOGETHER, node, rooms)
     return why
 
 

@@ -218,6 +218,11 @@ class CachingPacker(Packer):
         self._smallest = min((each for _, each in self.pieces), default=0)
         self._cache: dict[tuple[int, ...], Packing] = {}
 
+    @property
+    def known(self) -> int:
+        """The number of packings that are cached."""
+        return len(self._cache)
+
     def packing(self, left: Sequence[int], instances: Sequence[int] = (), most_steps: int = MOST_STEPS) -> Packing:
         """Search as a `Packer` does."""
         if sum(left) + sum(instances) < self._sums[0]:
