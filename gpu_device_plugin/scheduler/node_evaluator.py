@@ -177,8 +177,6 @@ class Rows:
         """The number in `kinds` of each node's hardware; 0: a pod has to look at the node."""
         self.kinds: list[Hardware | None] = [None]
         self._numbers: dict[Hardware | None, int] = {None: 0}
-        self.odd: set[int] = set()
-        """The rows of nodes of which more than their room decides."""
         self.claims: set[int] = set()
         """The rows whose nodes serve claims: kube-scheduler allocates their GPUs."""
 
@@ -217,7 +215,6 @@ class Rows:
         self.unused[row] = -1 if node is None else len(node.summary.gpus.unused) if alone else _ANY
         self.alike[row] = self._number(hardware(node) if node is not None and alone else None)
         (self.claims.add if node is not None and node.gpus.claims else self.claims.discard)(row)
-        (self.odd.add if node is not None and not alone else self.odd.discard)(row)
 
     def _number(self, kind: Hardware | None) -> int:
         number = self._numbers.get(kind, 0)
@@ -249,7 +246,6 @@ class Search:
         """The reason by the number of the hardware, where it is the same on all nodes with that that have no room: it
         always is for a pod of one part, and if no room would be enough. Of several parts also by `Packer.too_large`."""
         self._by_row: dict[int, FilterFailure] = {}
-        self._alike: dict[FilterFailure, FilterFailure] = {}
 
     def _allowed(self) -> list[bool | None]:
         """Return for each kind of hardware whether the pod may have its GPUs; None: a part of them, or not known."""
@@ -286,7 +282,7 @@ class Search:
             rows = [row for row in rows if models[alike[row]] is not False]
         if not self._counted or (models is not None and any(models[alike[row]] is None for row in rows)):
             return (row for row in rows if self.why(row) is None)
-        return [row for row in rows if row not in table.odd or self.why(row) is None] if table.odd else rows
+        return [row for row in rows if table.frees[row] < _ANY or self.why(row) is None]
 
     def reasons(self) -> Mapping[FilterFailure, Sequence[str]]:
         """Return why the pod does not fit, with the nodes of which that is true; it fits on none of them."""
@@ -324,7 +320,7 @@ class Search:
             kind = 0
         known = self._by_kind.get((kind, None)) or self._by_row.get(row)
         if known is None or not known.unresolvable:
-            if allowed and row not in self._table.odd and self._packer.surely_fits(node.summary):
+            if allowed and self._table.frees[row] < _ANY and self._packer.surely_fits(node.summary):
                 return None
             place = self._packer.too_large(node.summary) if kind and self._several else None
             known = known or self._by_kind.get((kind, place)) or self._looked_at(row, node, kind, place)
@@ -337,8 +333,6 @@ class Search:
             self.unfinished = True
             why = UNTRIED
         if why is not None:
-            # Many nodes have equal reasons: each is kept once.
-            why = self._alike.setdefault(why, why)
             if kind and (why.unresolvable or not self._several):
                 self._by_kind[kind, None] = why
             elif place is not None:
