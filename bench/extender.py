@@ -146,7 +146,7 @@ def asked(
     for number, verb in enumerate(verb for verb in found for _ in range(calls)):
         if churn:
             world.post(f"/bench/churn?count={CHANGES}")
-            time.sleep(0.005)  # until the watch has told
+            time.sleep(0.01)  # until the watch has told
         pod = synthetic.new_pod(10**9 + number, rng.choice(list(synthetic.SHAPES)))
         found[verb].append(verbs.post(f"{PREFIX}/{verb}", arguments(pod, next(names)))[0])
     verbs.close()

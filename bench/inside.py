@@ -81,7 +81,7 @@ async def measure(api: str, nodes: int, calls: int, percentage: int) -> dict[str
     async with aiohttp.ClientSession() as http:
         for number, verb in enumerate(verb for verb in ("filter", "prioritize") for _ in range(calls)):
             await http.post(f"{api}/bench/churn?count={CHANGES}")
-            await asyncio.sleep(0.005)  # until the watch has told
+            await asyncio.sleep(0.01)  # until the watch has told
             shape = rng.choice(list(synthetic.SHAPES))
             pod = synthetic.new_pod(10**9 + number, shape)
             # prioritize as for a pod with preferences, and room everywhere
