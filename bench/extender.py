@@ -21,6 +21,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -148,6 +149,7 @@ def asked(
             world.post(f"/bench/churn?count={CHANGES}")
             time.sleep(0.01)  # until the watch has told
         pod = synthetic.new_pod(10**9 + number, rng.choice(list(synthetic.SHAPES)))
+        pod["metadata"]["uid"] = str(uuid.uuid4())  # a pod that comes again is offered all nodes
         found[verb].append(verbs.post(f"{PREFIX}/{verb}", arguments(pod, next(names)))[0])
     verbs.close()
     world.close()
