@@ -94,7 +94,7 @@ def variables_of(pid: str) -> dict[str, str]:
 
 async def test_a_daemon_sees_its_gpu_alone_and_none_of_our_settings(machine: Machine) -> None:
     await machine.nvidia.start(machine.place)
-    ((uuid, pid),) = machine.programs.calls("start")
+    ((uuid, pid),) = await eventually(lambda: machine.programs.calls("start"))  # the daemon itself says so
     environ = variables_of(pid)
     assert uuid == A
     assert environ == {
