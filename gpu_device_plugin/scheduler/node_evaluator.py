@@ -300,11 +300,14 @@ class Search:
 
     def fits(self, node: Candidate) -> bool:
         """Return whether the pod fits on a node that is in no row; False, too, where no steps are left."""
+        return self._unfit(node) is None
+
+    def _unfit(self, node: Candidate) -> FilterFailure | None:
         try:
-            return unfit(self.ask, node, self._packer) is None
+            return unfit(self.ask, node, self._packer)
         except TooLongError:
             self.unfinished = True
-            return False
+            return UNTRIED
 
     def why(self, row: int) -> FilterFailure | None:
         """Return why the pod does not fit on a row: `unfit`, which takes several times as long as what is tried first.
@@ -327,11 +330,7 @@ class Search:
         return known
 
     def _looked_at(self, row: int, node: Candidate, kind: int, place: int | None) -> FilterFailure | None:
-        try:
-            why = unfit(self.ask, node, self._packer)
-        except TooLongError:
-            self.unfinished = True
-            why = UNTRIED
+        why = self._unfit(node)
         if why is not None:
             if kind and (why.unresolvable or not self._several):
                 self._by_kind[kind, None] = why

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate, groupby
 from operator import ge
 from typing import TypeVar
@@ -135,16 +136,14 @@ class Packer:
 
         The number of demands where each would fit alone, but the sum of the free shares does not suffice.
         """
-        for place, demand in enumerate(self.demands):
-            each, last = demand.amount // demand.gpus, demand.gpus - 1
-            frees = (numbers.gpus if last else numbers).frees
-            if (
-                demand.amount > len(numbers.gpus.unused)
-                if demand.kind is Kind.COUNT
-                else last >= len(frees) or frees[last] < each
-            ):
-                return place
-        return None if sum(numbers.frees) >= self._sums[0] else len(self.demands)
+        if self.all_fit_alone(numbers):
+            return None if sum(numbers.frees) >= self._sums[0] else len(self.demands)
+        return next(place for place, each in enumerate(self._alone) if not each.all_fit_alone(numbers))
+
+    @cached_property
+    def _alone(self) -> Sequence[Packer]:
+        """Each of `demands` by itself."""
+        return [Packer([demand]) for demand in self.demands]
 
     def surely_fits(self, numbers: Summary) -> bool:
         """Return whether the numbers of a node alone show that there is a packing, as they do of most nodes.
