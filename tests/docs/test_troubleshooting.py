@@ -62,11 +62,12 @@ def test_every_event_is_explained() -> None:
     written = {
         name for text in SOURCES for name in re.findall(r'event\("(\w+)"|reason = "(\w+)" if .* else "(\w+)"', text)
     }
-    lines = re.findall(
-        r"^\* Events on (?:its node|pods)[^:\n]*: ((?:.|\n  )*)", text_of(DOCS / "operations.md"), re.MULTILINE
+    tables = re.findall(
+        r"^\| Event on a (?:node|pod) \|.*\n((?:\|.*\n)+)", text_of(DOCS / "operations.md"), re.MULTILINE
     )
-    explained = {name for line in lines for name in re.findall(r"`([A-Z]\w+)`", line)}
-    assert len(lines) == 3
+    events = [line.split(" | ")[0] for table in tables for line in table.splitlines()[1:]]
+    explained = {name for event in events for name in re.findall(r"`([A-Z]\w+)`", event)}
+    assert len(tables) == 2
     assert {name for names in written for name in names if name} <= explained
     package = "".join(SOURCES)
     assert [name for name in sorted(explained) if f'"{name}"' not in package] == []
