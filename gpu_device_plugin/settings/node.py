@@ -63,7 +63,7 @@ class NodeSettings(ResourceSettings, LogSettings):
         "",
         several("GPU", _gpu_name),
         "GPUs that are not shared, by UUID or by nvidia-smi's number, which shifts when a GPU disappears. A GPU in "
-        "MIG mode stands for all its instances; a single one is its UUID, or like 0:3.",
+        "MIG mode stands for all its instances; name a single one by its UUID, or like 0:3.",
     )
     share_size_mib: int = knob(
         "1GiB",
@@ -93,8 +93,8 @@ class NodeSettings(ResourceSettings, LogSettings):
     policy: str = knob(
         "fit",
         one_of(*POLICIES),
-        "Which GPU of the node a pod gets: binpack fills one GPU before the next, spread takes the emptiest, fit asks "
-        "the extender (without one: binpack). The node label ack.node.gpu.placement overrides it.",
+        "Which GPU of the node a pod gets: binpack fills one GPU before the next, spread takes the emptiest, fit "
+        "leaves it to the extender (without one: binpack). The node label ack.node.gpu.placement overrides it.",
         live=True,
     )
     mig: str = knob(
