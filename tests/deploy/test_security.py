@@ -221,9 +221,9 @@ async def test_an_api_server_with_our_authorization_file_shows_agents_the_pods_o
     binaries = programs()
     if version_of(binaries["kube-apiserver"]) < (1, 32):
         pytest.skip("the API server looks at selectors from Kubernetes 1.32 on")
-    for path in (DEPLOY / "authorization").iterdir():
-        text = path.read_text(encoding="utf-8").replace("/etc/kubernetes", str(tmp_path))
-        (tmp_path / path.name).write_text(text, encoding="utf-8")
+    for file in (DEPLOY / "authorization").iterdir():
+        text = file.read_text(encoding="utf-8").replace("/etc/kubernetes", str(tmp_path))
+        (tmp_path / file.name).write_text(text, encoding="utf-8")
     with processes(tmp_path, binaries, f"--authorization-config={tmp_path / 'authorization.yaml'}") as server:
         async with aiohttp.ClientSession() as http:
             world = PolicyWorld(server.config, http)
