@@ -44,13 +44,13 @@ class ExtenderSettings(ResourceSettings, LogSettings):
     listen: Address = knob(
         "127.0.0.1:32766",
         ADDRESS,
-        "Address for the scheduler's calls. Every client that reaches it can bind pods, so any address but loopback "
-        "needs client_ca.",
+        "Address for the scheduler's calls. Clients that reach it can bind pods: any address but loopback needs "
+        "client_ca.",
     )
     tls_cert: Path | None = knob(
         "",
         OPTIONAL_PATH,
-        "PEM file with the server certificate of listen, reloaded when it changes. Empty: plain HTTP.",
+        "PEM file with listen's server certificate, reloaded when it changes. Empty: plain HTTP.",
     )
     tls_key: Path | None = knob("", OPTIONAL_PATH, "PEM file with the key of tls_cert.")
     client_ca: Path | None = knob(
@@ -61,27 +61,26 @@ class ExtenderSettings(ResourceSettings, LogSettings):
     http: Address | None = knob(
         ":9402",
         OPTIONAL_ADDRESS,
-        "Address of /metrics, /healthz and /readyz, such as 0.0.0.0:9402, or :9402 for all addresses. Empty or off: "
-        "none.",
+        "Address of /metrics, /healthz and /readyz. Empty or off: none.",
     )
     api: str = in_cluster_api()
     node_policy: str = knob(
         "fit",
         one_of(*POLICIES),
-        "How a node is chosen for a pod: fit takes the node that loses least room for the usual pods, binpack fills "
-        "one node before the next, spread takes the emptiest.",
+        "Which node a pod gets: fit takes the node that loses the least room for your usual pods, binpack fills one "
+        "node before the next, spread takes the emptiest.",
         live=True,
     )
     gpu_policy: str = knob(
         "fit",
         one_of(*POLICIES),
-        "How a GPU of the node is chosen if its agent does not say: fit, binpack or spread, likewise.",
+        "Which GPU of the node it gets if the agent does not say: fit, binpack or spread.",
         live=True,
     )
     vanished_grace_s: float = knob(
         "30s",
         duration(zero=True),
-        "How long a pod that was deleted before it had ended still counts.",
+        "How long a pod that was deleted before it ended still counts.",
         live=True,
     )
     bind_timeout_s: float = knob(
@@ -93,8 +92,7 @@ class ExtenderSettings(ResourceSettings, LogSettings):
     leader_election: bool = knob(
         "false",
         SWITCH,
-        "Elect the active one of several extenders by a Lease. An extender in the same pod as its scheduler does not "
-        "need it: the scheduler elects a leader itself.",
+        "Elect the active one of several extenders by a Lease. Not needed in a scheduler's pod: the scheduler elects.",
     )
     lease_namespace: str = knob(
         "",
@@ -109,8 +107,8 @@ class ExtenderSettings(ResourceSettings, LogSettings):
     scheduler_lease: str = knob(
         "",
         object_name("Lease", "use the resourceName of kube-scheduler's leaderElection"),
-        "Name of the Lease by which the kube-schedulers of several extenders elect the active one. Its holder alone "
-        "resizes pods. Empty: this extender is the only one, or leader_election is on.",
+        "Lease by which the kube-schedulers of several extenders elect the active one; its holder alone resizes pods. "
+        "Empty: this extender is the only one, or leader_election is on.",
     )
     identity: str = knob(
         "",

@@ -56,73 +56,71 @@ class NodeSettings(ResourceSettings, LogSettings):
     gpus: str = knob(
         "nvml",
         GPU_SOURCE,
-        "Source of the GPUs: nvml (those of this machine), fake:2xH200-141GiB,1xA10 or fake:2xH100:mig=1g.10gb*7 "
-        "(fake ones), or a .yaml file that describes fake GPUs and their faults.",
+        "Source of the GPUs: nvml, fake ones like fake:2xH200-141GiB,1xA10 or fake:2xH100:mig=1g.10gb*7, or a .yaml "
+        "file with fake GPUs and their faults.",
     )
     exclude_gpus: tuple[str, ...] = knob(
         "",
         several("GPU", _gpu_name),
-        "GPUs that are not shared, by UUID or nvidia-smi's number; prefer UUIDs, because a number shifts when a GPU "
-        "disappears. A GPU in MIG mode excludes all its instances; a single one is named by its own UUID, or like 0:3.",
+        "GPUs that are not shared, by UUID or by nvidia-smi's number, which shifts when a GPU disappears. A GPU in "
+        "MIG mode stands for all its instances; name a single one by its UUID, or like 0:3.",
     )
     share_size_mib: int = knob(
         "1GiB",
         size(1),
-        "GPU memory of one unit of the memory resource, the same on all GPUs of the node.",
+        "GPU memory of one share, the same on all GPUs of the node.",
     )
     reserve_mib: int = knob("0MiB", size(0), "Memory kept free on every GPU, beyond what the driver reserves.")
     unified_memory_mib: int = knob(
         "0MiB",
         size(0),
-        "Memory of the machine that a GPU without memory of its own (GB10, Jetson) shares. 0MiB: it is given whole.",
+        "Memory of the machine that a GPU without its own (GB10, Jetson) shares. 0MiB: such a GPU is allocated whole.",
     )
     resources: tuple[Kind, ...] = knob(
         "memory,count",
         some_of(*OF_GPUS),
-        "Resources to offer, and the kinds of devices that claims can get. Beside gpushare's original scheduler "
-        "extender, which does not know whole GPUs, offer memory only.",
+        "Resources to offer, and kinds of devices for claims. Beside gpushare's original extender, memory only: it "
+        "knows no whole GPUs.",
     )
     serve: str = knob(
         "auto",
         one_of(*SERVING_MODES),
-        "How pods get this node's GPUs: device-plugin (limits such as aliyun.com/gpu-mem), dra (ResourceClaims, from "
-        "Kubernetes 1.36 on), or auto (device-plugin). The node changes once no pod holds GPUs the other way. The "
-        "node label gpu-device-plugin/serve overrides it.",
+        "How pods get GPUs: device-plugin (limits such as aliyun.com/gpu-mem), dra (ResourceClaims, from Kubernetes "
+        "1.36), or auto (device-plugin). A change waits until no pod holds GPUs the other way. The node label "
+        "gpu-device-plugin/serve overrides it.",
         live=True,
     )
     policy: str = knob(
         "fit",
         one_of(*POLICIES),
-        "How a GPU of the node is chosen for a pod: binpack fills one GPU before the next, spread takes the emptiest, "
-        "fit leaves it to the scheduler extender and is binpack without one. The node label ack.node.gpu.placement "
-        "overrides it.",
+        "Which GPU of the node a pod gets: binpack fills one GPU before the next, spread takes the emptiest, fit "
+        "leaves it to the extender (without one: binpack). The node label ack.node.gpu.placement overrides it.",
         live=True,
     )
     mig: str = knob(
         "off",
         one_of(*MigMode),
-        "How pods get MIG instances: off (not at all), whole (one by one, by a resource for each profile, such as "
-        "aliyun.com/mig-1g.10gb), or share (by memory, each instance cut into shares like a GPU). The node label "
-        "gpu-device-plugin/mig overrides it.",
+        "How pods get MIG instances: off (not at all), whole (by a resource for each profile, such as "
+        "aliyun.com/mig-1g.10gb), or share (by memory, like GPUs). The node label gpu-device-plugin/mig overrides it.",
         live=True,
     )
     mig_domain: str = knob(
         "",
         Form("DOMAIN", lambda text: DOMAIN.read(text) if text else ""),
-        "Domain of the resources of MIG profiles. With nvidia.com, manifests for NVIDIA's device plugin work "
-        "unchanged on nodes that it does not serve. Empty: as `domain`.",
+        "Domain of the MIG profiles' resources. With nvidia.com, manifests for NVIDIA's device plugin work unchanged "
+        "on nodes that it does not serve. Empty: as `domain`.",
     )
     devices: tuple[str, ...] = knob(
         "envvar",
         some_of(*DELIVERIES),
         "How GPUs reach a container: envvar (NVIDIA_VISIBLE_DEVICES, for the nvidia runtime), device-specs (also the "
-        "/dev/nvidia* nodes, so that containers keep their GPU after a systemctl daemon-reload), cdi (CDI names).",
+        "/dev/nvidia* nodes, so that GPUs survive a systemctl daemon-reload), cdi (CDI names).",
         live=True,
     )
     cdi_kind: str = knob(
         "nvidia.com/gpu",
         Form("VENDOR/CLASS", _cdi_kind),
-        "CDI vendor and class of the GPUs: the part of their CDI names before the =.",
+        "Vendor and class of the GPUs in CDI names: the part before the =.",
         live=True,
     )
     pre_start: bool = knob(
@@ -140,7 +138,7 @@ class NodeSettings(ResourceSettings, LogSettings):
     pod_resources_socket: Path = knob(
         "/var/lib/kubelet/pod-resources/kubelet.sock",
         PATH,
-        "Socket of the kubelet's PodResources API, which lists the devices of each container.",
+        "Socket of the kubelet's PodResources API.",
         in_profile=False,
     )
     node_name: str = knob(
@@ -153,26 +151,26 @@ class NodeSettings(ResourceSettings, LogSettings):
     api: str = knob(
         "auto",
         api_server("auto", "off", "in-cluster"),
-        "How to reach the Kubernetes API: in-cluster (the pod's service account), the path of a kubeconfig, an "
-        "http:// address, off, or auto (in-cluster if a service account is mounted, else off).",
+        "How to reach the Kubernetes API: in-cluster (the pod's service account), a kubeconfig's path, an http:// "
+        "address, off, or auto (in-cluster if a service account is mounted, else off).",
         in_profile=False,
     )
     http: Address | None = knob(
         "",
         OPTIONAL_ADDRESS,
-        "Address of /metrics, /use (the present use of the GPUs, as JSON), /healthz and /readyz, such as "
-        "0.0.0.0:9445, or :9445 for all addresses. Empty or off: none.",
+        "Address of /metrics, /use (present use of the GPUs, as JSON), /healthz and /readyz, such as :9445. Empty or "
+        "off: none.",
         in_profile=False,
     )
     node_condition: bool = knob(
         "false",
         SWITCH,
-        "Maintain the node condition GPUHealthy, which tools that repair nodes understand. Needs the right to patch "
+        "Maintain the node condition GPUHealthy, which node-repair tools understand. Needs the right to patch "
         "nodes/status.",
         live=True,
     )
     ignored_xids: tuple[int, ...] = knob(
-        "", _XIDS, "XID errors that never make a GPU unhealthy, besides those that applications cause.", live=True
+        "", _XIDS, "XID errors that never make a GPU unhealthy, besides those of applications.", live=True
     )
     fatal_xids: tuple[int, ...] = knob(
         "", _XIDS, "XID errors that always make a GPU unhealthy, besides those known to be serious.", live=True
@@ -188,7 +186,7 @@ class NodeSettings(ResourceSettings, LogSettings):
         "5s", duration(), "How long NVML may take to answer before the process that calls it is replaced.", live=True
     )
     blind_after_s: float = knob(
-        "60s", duration(), "How long GPUs are still offered while their health cannot be checked.", live=True
+        "60s", duration(), "How long GPUs stay on offer while their health cannot be checked.", live=True
     )
     reconcile_interval_s: float = knob(
         "10s", duration(), "Interval between comparisons of the ledger with the kubelet's records.", live=True
@@ -196,14 +194,14 @@ class NodeSettings(ResourceSettings, LogSettings):
     process_wait_s: float = knob(
         "60s",
         duration(zero=True),
-        "How long a freed GPU that still runs processes is withheld before it is offered anyway.",
+        "How long a freed GPU that still runs processes is withheld.",
         live=True,
     )
     refusal_limit: int = knob(
         "10",
         number(0, 1_000_000),
-        "Refusals of one size within a minute after which the node shows less free memory, so that pods wait instead "
-        "of failing, and an Event gives advice. 0: never.",
+        "Refusals of one size in a minute after which the node shows less free memory, so that pods wait instead of "
+        "failing, and an Event advises. 0: never.",
         live=True,
     )
 

@@ -27,13 +27,13 @@ class WebSettings(ResourceSettings, LogSettings):
     http: Address = knob(
         ":9404",
         ADDRESS,
-        "Address of the page, its data, /healthz and /readyz, such as 0.0.0.0:9404, or :9404 for all addresses.",
+        "Address of the page, its data, /healthz and /readyz.",
     )
     tls_cert: Path | None = knob(
         "",
         OPTIONAL_PATH,
-        "PEM file with the server certificate of http, reloaded when it changes. Empty: plain HTTP, over which "
-        "callers send their tokens.",
+        "PEM file with http's server certificate, reloaded when it changes. Empty: plain HTTP, over which callers "
+        "send their tokens.",
     )
     tls_key: Path | None = knob("", OPTIONAL_PATH, "PEM file with the key of tls_cert.")
     api: str = in_cluster_api()
@@ -41,14 +41,14 @@ class WebSettings(ResourceSettings, LogSettings):
     agents_namespace: str = knob(
         "",
         object_name("namespace", "use one that kubectl get namespaces lists"),
-        "Namespace of the node agents, whose /use has the live figures; no pod elsewhere is believed. Empty: that of "
-        "this pod, else gpushare.",
+        "Namespace of the node agents, the only pods whose live figures are believed. Empty: that of this pod, else "
+        "gpushare.",
     )
 
     dashboard: str = knob(
         "",
         OPTIONAL_URL,
-        "Address of a Grafana or Prometheus to which the page links for more than the last hour. Empty: none.",
+        "Address of a Grafana or Prometheus to link to for older data. Empty: none.",
     )
 
     def _contradictions(self) -> Iterator[SettingsError]:

@@ -205,12 +205,6 @@ def test_roles_that_are_bound_are_our_own_or_those_of_a_scheduler() -> None:
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
-def files(page: str) -> dict[str, str]:
-    """Return the files that the page writes out, by their paths."""
-    shown = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    return {found[1]: text for text in shown if (found := re.match(r"# (/\S+?),?\s", text))}
-
-
 NODE_A = "fieldSelector=spec.nodeName%3Dnode-a"
 
 
@@ -220,18 +214,17 @@ def version_of(program: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-async def test_an_api_server_with_the_file_of_the_page_shows_agents_the_pods_of_their_nodes_alone(
+async def test_an_api_server_with_our_authorization_file_shows_agents_the_pods_of_their_nodes_alone(
     tmp_path: Path,
 ) -> None:
     """In a list, a watch and the look for one pod; nobody else notices anything."""
     binaries = programs()
     if version_of(binaries["kube-apiserver"]) < (1, 32):
         pytest.skip("the API server looks at selectors from Kubernetes 1.32 on")
-    written = files(PAGE)
-    for path, text in written.items():
-        (tmp_path / Path(path).name).write_text(text.replace("/etc/kubernetes", str(tmp_path)), encoding="utf-8")
-    (config,) = (path for path, text in written.items() if "AuthorizationConfiguration" in text)
-    with processes(tmp_path, binaries, f"--authorization-config={tmp_path / Path(config).name}") as server:
+    for file in (DEPLOY / "authorization").iterdir():
+        text = file.read_text(encoding="utf-8").replace("/etc/kubernetes", str(tmp_path))
+        (tmp_path / file.name).write_text(text, encoding="utf-8")
+    with processes(tmp_path, binaries, f"--authorization-config={tmp_path / 'authorization.yaml'}") as server:
         async with aiohttp.ClientSession() as http:
             world = PolicyWorld(server.config, http)
             await furnish(world)

@@ -93,6 +93,7 @@ FLAGS_OF_OTHERS = {
     "gh": {"repo"},
     "kubectl": {"force", "overwrite"},
     "kubelet": {"root-dir"},
+    "kube-apiserver": {"authorization-config", "authorization-mode"},
     "k3s": {"default-runtime"},
     "eksctl": {"install-nvidia-plugin"},
     "NVIDIA's": {"runtime", "device-name-strategy", "gpu-reset", "nvidia-resource-names", "query-gpu", "format"},

@@ -14,6 +14,6 @@ class ClaimSettings(Settings):
     cdi_dir: Path = knob(
         "/var/run/cdi",
         DIRECTORY,
-        "Directory of the container runtime's CDI files; the agent writes one for each ResourceClaim that it serves.",
+        "Directory of the container runtime's CDI files, one for each ResourceClaim served.",
         in_profile=False,
     )

@@ -12,7 +12,7 @@ class ConflictSettings(Settings):
     allow_other_plugins: bool = knob(
         "false",
         SWITCH,
-        "Share GPUs even if another device plugin or DRA driver hands out GPUs of this node. Safe only if it hands "
-        "out other GPUs: see exclude_gpus.",
+        "Share GPUs beside another device plugin or DRA driver of this node. Safe only if it hands out other GPUs: "
+        "see exclude_gpus.",
         live=True,
     )

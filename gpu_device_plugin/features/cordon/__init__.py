@@ -13,7 +13,7 @@ class CordonSettings(Settings):
     cordon_on: tuple[str, ...] = knob(
         "",
         several("|".join(FAULTS), one_of(*FAULTS).read),
-        "Faults for which the agent puts a GPU aside once they have lasted for 10 minutes, so that no new pod gets it. "
-        "Only a person takes it back. Empty: none.",
+        "Faults that, once they have lasted for 10 minutes, make the agent cordon a GPU, which gets no new pods until "
+        "a person uncordons it. Empty: none.",
         live=True,
     )

@@ -15,8 +15,8 @@ class ElasticSettings(Settings):
         "report",
         one_of("off", "report", "evict"),
         "What happens to a pod that does not return memory borrowed beyond its guarantee (annotation "
-        "gpu-device-plugin/memory-limit) when it is needed: report (file, Event, metric), or evict after return_grace. "
-        "off: no pod may borrow.",
+        "gpu-device-plugin/memory-limit): report (file, Event, metric), or evict after return_grace. off: no pod may "
+        "borrow.",
         live=True,
     )
     return_grace_s: float = knob(
@@ -28,7 +28,7 @@ class ElasticSettings(Settings):
     memory_dir: Path | None = knob(
         "",
         OPTIONAL_PATH,
-        "Directory of the files that tell programs how much memory they may use now, one directory for each container "
-        "with shares of one GPU; the same path on the node. Empty: none.",
+        "Directory, the same on the node, of the files that tell each container with shares of one GPU how much "
+        "memory it may use now. Empty: none.",
         in_profile=False,
     )

@@ -26,6 +26,6 @@ class EvictionSettings(Settings):
     eviction_grace_s: float = knob(
         "60s",
         duration(),
-        "The longest time for an evicted pod to end, whatever its terminationGracePeriodSeconds says.",
+        "The longest time for an evicted pod to end, whatever its terminationGracePeriodSeconds.",
         live=True,
     )

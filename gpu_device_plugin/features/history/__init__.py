@@ -13,6 +13,6 @@ class HistorySettings(Settings):
     condition: tuple[TelemetryGroup, ...] = knob(
         ",".join(TelemetryGroup),
         some_of(*TelemetryGroup, none="off"),
-        "What to read of the GPUs' condition every 15 seconds, for metrics, history and `doctor`; off: nothing.",
+        "Readings of the GPUs' condition every 15 seconds, for metrics, history and `doctor`; off: none.",
         live=True,
     )

@@ -15,8 +15,8 @@ class IdleSettings(UseSettings):
     idle_after_s: float = knob(
         "0s",
         duration(zero=True),
-        "How long a pod must leave its GPUs idle, in every reading, before that is told (metric, Event, annotation). "
-        "0s: never.",
+        "How long every reading must find a pod's GPUs idle before that is reported (metric, Event, annotation). 0s: "
+        "never.",
         live=True,
     )
     idle_below: int = knob(
@@ -42,7 +42,7 @@ class IdleActionSettings(Settings):
     idle_warning_s: float = knob(
         "10m",
         duration(zero=True),
-        "How long a pod that leaves its GPUs idle is warned before it is evicted or its workload scaled to zero, where "
-        "the annotation gpu-device-plugin/when-idle of the pod or its namespace says so.",
+        "How long an idle pod is warned before the annotation gpu-device-plugin/when-idle, its own or its "
+        "namespace's, has it evicted or its workload scaled to zero.",
         live=True,
     )

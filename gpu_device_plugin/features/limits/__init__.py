@@ -19,31 +19,29 @@ class LimitSettings(UseSettings):
     limits: str = knob(
         "auto",
         one_of("auto", *CHOOSABLE),
-        "How containers are held to their parts of a GPU's memory: driver (limits of r615), mps (NVIDIA's MPS), "
-        "custom (extra_grant), advisory (a variable names the limit), or auto (driver if available, else advisory). "
-        "The node labels gpu-device-plugin/set-limits and ack.node.gpu.schedule override it.",
+        "Who holds containers to their memory limits: driver (r615), mps (NVIDIA's MPS), custom (extra_grant), "
+        "advisory (nobody; a variable names the limit), or auto (driver, else advisory). The node labels "
+        "gpu-device-plugin/set-limits and ack.node.gpu.schedule override it.",
         live=True,
     )
     limits_fallback: str = knob(
         "refuse",
         one_of("refuse", "advisory"),
-        "What happens to a container if the enforcement that `limits` names is not available: it is refused, or its "
-        "limit is advisory.",
+        "What happens to containers if the enforcement in `limits` is not available: refuse, or advisory.",
         live=True,
     )
     soft_limit: str = knob(
         "zero",
         one_of("zero", "share"),
-        "Soft limit for the driver: zero, or the container's share. The driver adds soft limits to the parent "
-        "cgroups, and does not subtract those of ended containers.",
+        "Soft limit for the driver: zero, or the container's shares. The driver adds soft limits to the parent "
+        "cgroups, and never subtracts those of ended containers.",
         live=True,
     )
     extra_grant: Path | None = knob(
         "",
         OPTIONAL_PATH,
-        "YAML file with the variables and mounts that every container with shares gets if limits is custom; read when "
-        "the agent starts. In a directory of settings its suffix must not be .yaml, as in /etc/gpushare/extra.grant. "
-        "Empty: none.",
+        "YAML file with variables and mounts for containers with shares if limits is custom, read when the agent "
+        "starts. Among settings its suffix must not be .yaml: /etc/gpushare/extra.grant.",
     )
 
     def _contradictions(self) -> Iterator[SettingsError]:
@@ -64,10 +62,10 @@ class LimitHelperSettings(LogSettings):
     memory_dir: Path = knob(
         "/run/gpushare/memory",
         DIRECTORY,
-        "Directory in which the node's agent says which limits it wants, its setting memory_dir.",
+        "Directory in which the agent says which limits it wants, its setting memory_dir.",
     )
     gpus: str = knob(
         "nvml",
         GPU_SOURCE,
-        "Source of the GPUs, the agent's setting gpus: nvml, or for tests a description of fake ones.",
+        "Source of the GPUs, as the agent's setting gpus.",
     )

@@ -11,8 +11,8 @@ from gpu_device_plugin.settings.knobs import Form, Settings, knob
 
 _MPS_DIR = "/run/gpushare/mps"
 _MEANING = (
-    "Directory with the files and sockets that the node's agent, MPS supervisor and containers share; the same path on "
-    "the node and in containers."
+    "Directory of the files and sockets between agent, MPS supervisor and containers; the same path on the node and in "
+    "containers."
 )
 _LONGEST = 60
 
@@ -34,7 +34,7 @@ class MpsSettings(Settings):
     mps_compute: str = knob(
         "off",
         one_of("off", "by-share"),
-        "Limit on multiprocessors under MPS: off (none), or by-share (the same part of them as of the GPU's memory).",
+        "Limit on multiprocessors under MPS: off (none), or by-share (in proportion to the GPU's memory).",
         live=True,
     )
 
@@ -48,12 +48,11 @@ class MpsSupervisorSettings(LogSettings):
     shm_size_mib: int = knob(
         "1GiB",
         size(0),
-        "Size of the /dev/shm that all MPS clients of the node share, a tmpfs in the directory shm of mps_dir. 0MiB: "
-        "none is mounted, and what is mounted there already serves.",
+        "Size of the /dev/shm that all MPS clients of the node share, a tmpfs in shm of mps_dir. 0MiB: nothing is "
+        "mounted; what is there already serves.",
     )
     http: Address | None = knob(
         "",
         OPTIONAL_ADDRESS,
-        "Address of /metrics, /healthz and /readyz, such as 0.0.0.0:9446, or :9446 for all addresses. Empty or off: "
-        "none.",
+        "Address of /metrics, /healthz and /readyz, such as :9446. Empty or off: none.",
     )

@@ -12,21 +12,20 @@ class OverUseSettings(Settings):
     over_use: str = knob(
         "report",
         one_of("report", "evict", "evict-when-short"),
-        "What happens to a pod that uses more GPU memory than it was granted: report (metric, Event, annotation), "
-        "evict, or evict-when-short (evict only while its GPU has too little free memory for what others were "
-        "granted).",
+        "What happens to a pod that uses more GPU memory than granted: report (metric, Event, annotation), evict, or "
+        "evict-when-short (only while its GPU has too little free memory for what others were granted).",
         live=True,
     )
     over_use_slack_mib: int = knob(
         "512MiB",
         size(0),
-        "Memory that a container may use beyond its part without being reported; at least 5 % of the part. A CUDA "
+        "Memory that a container may use beyond its limit without being reported; at least 5 % of the limit. A CUDA "
         "context takes up to 800 MiB.",
         live=True,
     )
     over_use_grace_s: float = knob(
         "3m",
         duration(),
-        "How long a container must exceed its part, in every reading, before it is reported.",
+        "How long every reading must find a container over its limit before it is reported.",
         live=True,
     )
