@@ -1,4 +1,4 @@
-"""The user guide, README and elastic.md, walked: manifests are applied, and the answers shown are those that came."""
+"""The user guide and elastic.md, walked: manifests are applied, and the answers shown are those that came."""
 
 import re
 from pathlib import Path
@@ -10,12 +10,12 @@ from gpu_device_plugin.model.contract.keys import INSTANCES
 from gpu_device_plugin.model.pods import Taint
 from gpu_device_plugin.scheduler.rules.node_constraints import Toleration
 from tests.docs.guide_world import DIVIDED, EXAMPLES, GPUS, NODE, Guide, Json, documents, guide, pods_of
-from tests.docs.pages import DOCS, README, ROOT, blocks, sections, text_of
+from tests.docs.pages import DOCS, ROOT, blocks, sections, text_of
 
 APPLY = "kubectl apply -f "
 SECTIONS = {
     heading: body
-    for page in (DOCS / "guide.md", README, DOCS / "elastic.md")
+    for page in (DOCS / "guide.md", DOCS / "elastic.md")
     for heading, body in sections(text_of(page)).items()
     if "$ kubectl inspect gpushare" in body and f"$ {APPLY}" in body
 }

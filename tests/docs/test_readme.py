@@ -1,6 +1,5 @@
 """What README.md and docs/ tell a newcomer is so."""
 
-import io
 import os
 import re
 import subprocess
@@ -12,9 +11,6 @@ import yaml
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
-from gpu_device_plugin.programs.demo.demo_program import play
-from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES
-from gpu_device_plugin.programs.demo.stage import DemoStage
 from gpu_device_plugin.settings.sources import Sources
 from tests.docs import pages
 from tests.docs.pages import DOCS, ROOT, blocks, text_of
@@ -124,33 +120,6 @@ def test_the_demo_installs_what_the_programs_need_and_the_tests_the_rest() -> No
     assert any("--group dev" in line for line in installed["test"])
 
 
-async def test_the_picture_of_the_demo_is_what_it_prints() -> None:
-    """Played as far as the last scene that is shown."""
-    (block,) = blocks(README.partition("<!-- demo -->")[2].partition("<!-- end of demo -->")[0], "text")
-    shown = scenes_in(timeless(block.text))
-    assert [int(number) for number, _ in shown] == [4, 9]
-    assert len(SCENES) == 14, "then the sentence above the picture says it wrong"
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    first = dict(list(SCENES.items())[:9])
-    assert await play(DEFAULT_GPUS, DemoStage(stream, live=False, colour=False), first) == 0
-    stream.seek(0)
-    printed = dict(scenes_in(timeless(stream.read())))
-    # Below the last scene stands that every check held.
-    assert all(printed[number].startswith(scene) for number, scene in shown), "copy it anew: make demo ARGS=--once"
-
-
-def timeless(text: str) -> str:
-    """Leave out when an incident was, which its name begins with."""
-    return re.sub(r"(?<=incident )[0-9]{8}-[0-9]{6}", "TIME", text)
-
-
-def scenes_in(text: str) -> list[tuple[str, str]]:
-    """Return the number of each scene, and what is shown of it, its heading without the line to the margin."""
-    _, *scenes = re.split(r"^(?=\d+/\d+ )", text, flags=re.MULTILINE)
-    parts = (re.fullmatch(r"(\d+)/\d+ ([^─]+)─+(.*)", scene.strip(), re.DOTALL) for scene in scenes)
-    return [(part[1], part[2] + part[3]) for part in parts if part is not None]
-
-
 def test_files_and_versions_in_commands_are_those_of_the_repository() -> None:
     for path in re.findall(r"kubectl apply -f (\S+)", "\n".join(commands())):
         assert (ROOT / path).is_file()
@@ -179,10 +148,3 @@ def test_the_file_of_settings_that_is_shown_is_one(tmp_path: Path) -> None:
     file = tmp_path / "node.yaml"
     file.write_text(shown.text, encoding="utf-8")
     assert Sources(NODE_SETTINGS, flags={"config": str(file)}, environ={}).read().policy == "spread"
-
-
-def test_flags_that_are_named_are_accepted() -> None:
-    flags = dict(re.findall(r"`--([a-z-]+) ([a-z-]+)`", README))
-    assert flags
-    for name, value in flags.items():
-        Sources(NODE_SETTINGS, flags={name.replace("-", "_"): value}, environ={}).read()
