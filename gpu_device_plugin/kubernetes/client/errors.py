@@ -172,7 +172,7 @@ def error_from(
     try:
         parsed = msgspec.json.decode(body, type=_Status)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        parsed = _Status()
+        parsed = _Status(message=_of_proxy(bytes(body)) if status >= 500 and call.harmless else "")
     status = status or parsed.code
     kind = _TYPES.get(status, UnavailableError if status >= 500 or not status else ApiError)
     details = parsed.details or _Details()
@@ -192,6 +192,12 @@ def error_from(
         denied=kind is ForbiddenError and not _lacks_right(call, parsed.message),
         said=parsed.message,
     )
+
+
+def _of_proxy(body: bytes) -> str:
+    """Return why a proxy such as kubectl's could not pass a request on, in one line; empty: it does not say."""
+    line = body.decode(errors="replace").strip().partition("\n")[0]
+    return line if line.isprintable() and line[:1].isalpha() else ""
 
 
 def _why(call: Call, kind: type[ApiError], status: int, parsed: _Status) -> str:

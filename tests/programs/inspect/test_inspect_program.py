@@ -513,10 +513,9 @@ def test_a_list_that_has_expired_is_read_in_one_piece(shared: World, capsys: pyt
 def test_what_kubectl_complains_of_is_shown(shared: World, capfd: pytest.CaptureFixture[str]) -> None:
     shared.api.refuse("error: You must be logged in to the server (Unauthorized)\n")
     assert shared.inspect() == 1
-    first, second = capfd.readouterr().err.splitlines()
-    assert first == "error: You must be logged in to the server (Unauthorized)"
-    why = "exit code 1; its message, if any, stands above"
-    assert second == f"kubectl inspect gpushare: {shared.kubectl} proxy: {why}"
+    (line,) = capfd.readouterr().err.splitlines()
+    why = "You must be logged in to the server (Unauthorized)"
+    assert line == f"kubectl inspect gpushare: {shared.kubectl} proxy: {why}"
 
 
 def test_a_cluster_that_does_not_answer_is_told(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -529,7 +528,7 @@ def test_a_cluster_that_does_not_answer_is_told(shared: World, capsys: pytest.Ca
 def test_a_kubectl_that_was_killed(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.kubectl.write_text("#!/bin/sh\nkill -KILL $$\n", encoding="utf-8")
     assert world.inspect() == 1
-    assert "kubectl proxy: ended by SIGKILL; its message, if any, stands above" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("kubectl proxy: ended by SIGKILL\n")
 
 
 @pytest.mark.parametrize("garbage", ["<html>Sign in</html>", "[]", '{"items": 7}', "\\xff"])
@@ -586,7 +585,7 @@ def test_a_pod_that_has_its_place_is_told_where(shared: World, capsys: pytest.Ca
     assert shared.inspect("why", "big", "--context=prod") == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "ml/big is on node node-a (Running)."
-    assert shared.api.calls[1] == ["--context=prod", "config", "view", "--output=json"]
+    assert shared.api.calls[0] == ["--context=prod", "config", "view", "--output=json"]
     assert shared.inspect("why", "-n", "default", "web-0") == 0
     assert capsys.readouterr().out.splitlines()[0] == "default/web-0 is on node node-a (Running)."
 
