@@ -192,20 +192,38 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     if list(argv[:1]) == ["inspect"]:
         return argparse.Namespace(command="inspect", words=list(argv[1:]))
+    words = [word for word in argv if not word.startswith("-")]
+    if words[:1] == ["help"]:
+        return parse([*words[1:2], "--help"])
+    if words[:1] == ["version"]:
+        return parse(["--version"])
     parser, commands = _parsers()
     command = next((word for word in argv if not word.startswith("-")), "")
     if command not in commands and not {"-h", "--help", "--version"}.intersection(argv[:1]):
         *most, last = PROGRAMS
         choice = f"begin with a command, {', '.join(most)} or {last}; see {PROGRAM} --help"
+        if argv[:1] in (["-v"], ["-V"]):
+            return parse(["--version"])
         if not command and (hint := nearest(" ".join(argv[:1]), parser.flags, "", prefix="--")):
             raise UsageError(f"{argv[0]}: there is no such argument; {hint}")
         if not command or command in PROGRAMS:
             raise UsageError(choice)
-        raise UsageError(f"{command}: there is no such command; {nearest(command.lower(), PROGRAMS, choice)}")
+        raise UsageError(f"{command}: there is no such command; {_command_meant(command, argv, choice)}")
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         raise _misplaced(unknown[0].partition("=")[0], command, commands, argv)
     return arguments
+
+
+def _command_meant(word: str, argv: Sequence[str], choice: str) -> str:
+    """Return the command that somebody means by an unknown word: of the cluster, of this program, or none known."""
+    from gpu_device_plugin.features.terminal_features import TERMINAL  # noqa: PLC0415 - only a mistake needs it
+    from gpu_device_plugin.programs.inspect.inspect_program import commands  # noqa: PLC0415 - likewise
+
+    if word in (of_cluster := commands(TERMINAL)):
+        return f"did you mean {PROGRAM} inspect {' '.join(argv)}? It is a command of kubectl inspect gpushare"
+    of_inspect = nearest(word.lower(), [f"inspect {name}" for name in of_cluster], choice, prefix="inspect ")
+    return nearest(word.lower(), PROGRAMS, of_inspect.replace("mean inspect", f"mean {PROGRAM} inspect"))
 
 
 def _misplaced(word: str, command: str, commands: Mapping[str, Parser], argv: Sequence[str]) -> UsageError:

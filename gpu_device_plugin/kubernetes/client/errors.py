@@ -24,7 +24,8 @@ _REFUSER = re.compile(
 )
 """The beginning of the API server's message about an admission denial; the rest may quote the object."""
 
-_READING = frozenset({"get", "list", "watch"})
+READING = frozenset({"get", "list", "watch"})
+"""Verbs."""
 _WITHOUT_ENVIRONMENT = frozenset({"pods/binding", "leases", "nodes", "nodes/status", "events", "resourceslices"})
 
 
@@ -43,7 +44,7 @@ class Call:
     @property
     def harmless(self) -> bool:
         """Whether the request may be quoted: the API server may repeat it in its refusal."""
-        return self.verb in _READING or self.resource in _WITHOUT_ENVIRONMENT
+        return self.verb in READING or self.resource in _WITHOUT_ENVIRONMENT
 
     @property
     def missing_right(self) -> str:
@@ -222,7 +223,7 @@ def _why(call: Call, kind: type[ApiError], status: int, parsed: _Status) -> str:
 
 def _lacks_right(call: Call, message: str) -> bool:
     """Return whether a refusal is RBAC's: admission checks only writes, and has other words."""
-    return not message.strip() or call.verb in _READING or f"cannot {call.verb} resource" in message
+    return not message.strip() or call.verb in READING or f"cannot {call.verb} resource" in message
 
 
 _DENIALS = (ForbiddenError, InvalidError)

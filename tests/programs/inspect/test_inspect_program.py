@@ -965,6 +965,24 @@ def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.Capt
         (["--json"], "--json goes with doctor, and not with no command (the overview); leave it out"),
         (["doctor", "node"], "doctor: too many arguments; see kubectl inspect gpushare doctor --help"),
         (["-x"], "-x: there is no such argument; see kubectl inspect gpushare --help"),
+        (
+            ["cost"],
+            "cost: there is no such command; did you mean gpu-device-plugin cost? (node/cost is a node of this ",
+        ),
+        (
+            ["simulate", "--nodes", "4xT4"],
+            "simulate: there is no such command; did you mean gpu-device-plugin simulate?",
+        ),
+        (
+            ["get", "nodes"],
+            "get: there is no such command; kubectl inspect gpushare shows all nodes (node/get is a node",
+        ),
+        (["describe", "pod"], "describe: there is no such command; kubectl inspect gpushare why POD explains one; "),
+        (
+            ["drain", "n1"],
+            "drain: there is no such command; did you mean kubectl inspect gpushare cordon NODE GPU --drain?",
+        ),
+        (["logs", "x"], "logs: there is no such command; did you mean kubectl logs?"),
         (["--domain", "UPPER"], "--domain: 'UPPER' is not a domain that the kubelet accepts; "),
     ],
 )
@@ -975,6 +993,24 @@ def test_misuse_is_one_sentence(
     printed = capsys.readouterr()
     assert printed.err.startswith(f"kubectl inspect gpushare: {sentence}")
     assert (printed.out, printed.err.count("\n"), world.api.calls) == ("", 1, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["help"], "usage: kubectl inspect gpushare [COMMAND] [flags]"),
+        (["help", "why"], "usage: kubectl inspect gpushare why [-h]"),
+        (["cost", "--help"], "usage: kubectl inspect gpushare [COMMAND] [flags]"),
+        (["version"], "gpu-device-plugin 0."),
+    ],
+)
+def test_help_and_version_are_words_too(
+    world: World, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        world.inspect(*words)
+    assert capsys.readouterr().out.startswith(said)
+    assert world.api.calls == []
 
 
 @pytest.mark.parametrize("words", [["-o", "table"], ["-d", "-o", "json"]])
