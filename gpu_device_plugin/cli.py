@@ -221,7 +221,7 @@ def _command_meant(word: str, argv: Sequence[str], choice: str) -> str:
     from gpu_device_plugin.programs.inspect.inspect_program import commands  # noqa: PLC0415 - likewise
 
     if word in (of_cluster := commands(TERMINAL)):
-        return f"did you mean {PROGRAM} inspect {' '.join(argv)}? It is a command of kubectl inspect gpushare"
+        return f"it is one of kubectl inspect gpushare, or {PROGRAM} inspect {' '.join(argv)}"
     of_inspect = nearest(word.lower(), [f"inspect {name}" for name in of_cluster], choice, prefix="inspect ")
     return nearest(word.lower(), PROGRAMS, of_inspect.replace("mean inspect", f"mean {PROGRAM} inspect"))
 

@@ -68,7 +68,7 @@ def test_help_and_version_are_words_too(arguments: list[str], said: str) -> None
         (["docotr"], "docotr: there is no such command; did you mean doctor?"),
         (
             ["why", "a"],
-            "why: there is no such command; did you mean gpu-device-plugin inspect why a? It is a command of kubectl inspect gpushare",
+            "why: there is no such command; it is one of kubectl inspect gpushare, or gpu-device-plugin inspect why a",
         ),
         (["cordn"], "cordn: there is no such command; did you mean gpu-device-plugin inspect cordon?"),
         (["help", "nod"], "nod: there is no such command; did you mean node?"),
