@@ -120,9 +120,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
     running = node_reading.agents(Path("/proc"))
     where = program.place(arguments.host_root or "", os.environ)
     sources, texts = sources_of_the_agent(arguments, running or [])
+    followed = [str(each) for each in running or () if _theirs(each) is not None and not each.alone]
     settings, profiles = program.settings_of(sources, texts, where)
     count = None if running is None or (where.in_container and not running) else len(running)
-    return program.main(settings, where, agents_running=count, as_json=arguments.json, profiles=profiles)
+    return program.main(
+        settings, where, agents_running=count, as_json=arguments.json, profiles=profiles, followed=followed
+    )
 
 
 def sources_of_the_agent(
@@ -136,15 +139,23 @@ def sources_of_the_agent(
 
     ours = sources_of(NODE_SETTINGS, arguments, os.environ)
     for agent in running:
-        try:
-            theirs = sources_of(NODE_SETTINGS, parse(agent.arguments), agent.environ)
-        except UsageError:  # of another version
+        if (theirs := _theirs(agent)) is None:
             continue
         flags, environ = {**theirs.flags, **ours.flags}, {**agent.environ, **ours.environ}
         both = Sources(NODE_SETTINGS, flags, environ, ours.others)
         seen_here = ours.config or not both.config
         return both, both.texts() if seen_here else _texts_of_the_agent(both, agent.root)
     return ours, ours.texts()
+
+
+def _theirs(agent: Running) -> Sources[NodeSettings] | None:
+    """Return the sources of an agent's settings; None: they cannot be read, as it is of another version."""
+    from gpu_device_plugin.features.node_features import NODE_SETTINGS  # noqa: PLC0415 - see _services
+
+    try:
+        return sources_of(NODE_SETTINGS, parse(agent.arguments), agent.environ)
+    except UsageError:
+        return None
 
 
 def _texts_of_the_agent(sources: Sources[NodeSettings], root: Path) -> Texts:
