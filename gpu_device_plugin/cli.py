@@ -226,11 +226,23 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
+_OTHER_WORDS = {
+    **dict.fromkeys(("agent", "plugin", "device-plugin", "daemon"), "node"),
+    "scheduler": "extender",
+    **dict.fromkeys(("dashboard", "ui", "page"), "web"),
+    **dict.fromkeys(("check", "diagnose"), "doctor"),
+    **dict.fromkeys(("costs", "bill"), "cost"),
+}
+"""What people try as a command, and what they mean."""
+
+
 def _command_meant(word: str, argv: Sequence[str], choice: str) -> str:
     """Return the command that somebody means by an unknown word: of the cluster, of this program, or none known."""
     from gpu_device_plugin.features.terminal_features import TERMINAL  # noqa: PLC0415 - only a mistake needs it
     from gpu_device_plugin.programs.inspect.inspect_program import commands  # noqa: PLC0415 - likewise
 
+    if word in _OTHER_WORDS:
+        return f"did you mean {_OTHER_WORDS[word]}?"
     if word in (of_cluster := commands(TERMINAL)):
         return f"it is one of kubectl inspect gpushare, or {PROGRAM} inspect {' '.join(argv)}"
     of_inspect = nearest(word.lower(), [f"inspect {name}" for name in of_cluster], choice, prefix="inspect ")
@@ -244,6 +256,8 @@ def _misplaced(word: str, command: str, commands: Mapping[str, Parser], argv: Se
         hint = f"write it after {command}"
     elif word.endswith((".yaml", ".yml", ".json")) and _CONFIG in flags:
         hint = f"did you mean {_CONFIG}={word}?"
+    elif command == "doctor" and not word.startswith("-"):
+        hint = "it examines this machine; see also kubectl inspect gpushare doctor"
     elif elsewhere:
         hint = f"it belongs to {PROGRAM} {elsewhere[0]}"
     else:

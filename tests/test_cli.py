@@ -70,6 +70,13 @@ def test_help_and_version_are_words_too(arguments: list[str], said: str) -> None
             ["why", "a"],
             "why: there is no such command; it is one of kubectl inspect gpushare, or gpu-device-plugin inspect why a",
         ),
+        (["agent"], "agent: there is no such command; did you mean node?"),
+        (["dashboard"], "dashboard: there is no such command; did you mean web?"),
+        (["node", "--gpus=4xT4"], "--gpus: '4xT4' names no GPUs; did you mean fake:4xT4?"),
+        (
+            ["doctor", "n1"],
+            "n1: there is no such argument; it examines this machine; see also kubectl inspect gpushare doctor",
+        ),
         (["cordn"], "cordn: there is no such command; did you mean gpu-device-plugin inspect cordon?"),
         (["help", "nod"], "nod: there is no such command; did you mean node?"),
         (

@@ -361,6 +361,8 @@ def _unanswered(error: ApiError, chosen: Selected) -> str:
         who = f"the login of {chosen.user}" if chosen.user else "our login"
         return f"{where} does not accept {who}: log in again, or choose another context with --context"
     why = error.why.removeprefix("500 Internal Server Error: ")
+    if chosen.server and "://" not in chosen.server:
+        return f"{where} does not answer: write https:// before the address"
     return f"{where} does not answer: {why}; {_advice(why, 'see whether kubectl get nodes works with the same flags')}"
 
 

@@ -39,6 +39,10 @@ PODS_OF_KUBECTL = frozenset({"", "pod", "pods", "po"})
 """The words that kubectl accepts before the name of a pod."""
 
 
+CONTROLLERS = frozenset({"deployment", "deploy", "statefulset", "sts", "replicaset", "rs", "daemonset", "ds"})
+"""kubectl's words for what makes pods."""
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """One command of the command line. Of its arguments `pod` and `node` may stand there as kubectl accepts them."""
@@ -105,6 +109,8 @@ GRANT = (
     "kubectl create clusterrolebinding gpushare-viewer --clusterrole=gpushare-viewer --user=USER"
 )
 """How a right comes that a reader lacks."""
+_ANYWHERE = frozenset({Call("list", "nodes"), Call("list", "pods")})
+"""What every API server has."""
 VIEWED = frozenset(
     {
         *("nodes", "pods", "pods/proxy", "events", "configmaps", "resourceclaims", "resourceslices", "deviceclasses"),
@@ -138,7 +144,12 @@ def _who_grants(call: Call) -> str:
 def refusal(error: Exception, otherwise: str = "") -> str:
     """Return why a call failed, and who grants the right that was missing; if none was, an advice."""
     unknown = unread(error)
-    return "; ".join(filter(None, (str(unknown), unknown.remedy or otherwise)))
+    said = str(unknown)
+    if isinstance(error, NotFoundError):
+        said = error.said or said
+        if not error.reason and error.call in _ANYWHERE:  # no object of the API's own says so
+            otherwise = "no Kubernetes API server answers there: see the server in kubectl config view"
+    return "; ".join(filter(None, (said, unknown.remedy or otherwise)))
 
 
 @contextlib.contextmanager
@@ -218,6 +229,7 @@ async def named_pod(
     try:
         return pod_and_status(await access.get(PODS, name, namespace=namespace), resources)
     except ApiError as error:
-        raise ClusterUnreadableError(
-            f"pod {namespace}/{name} cannot be read: {refusal(error)}; if it is in another namespace, name that with -n"
-        ) from error
+        advice = "if it is in another namespace, name that with -n"
+        if namespace in CONTROLLERS:
+            advice = "a pod is wanted here: kubectl get pods lists those of a workload"
+        raise ClusterUnreadableError(f"pod {namespace}/{name} cannot be read: {refusal(error)}; {advice}") from error

@@ -65,7 +65,11 @@ async def wake(arguments: argparse.Namespace, access: Access, _: Sequence[Resour
     if not arguments.workload:
         return await _listed(access, namespace)
     kind, name = arguments.workload
-    raw = await access.get(_SLEEPERS[kind], name, namespace=namespace)
+    try:
+        raw = await access.get(_SLEEPERS[kind], name, namespace=namespace)
+    except NotFoundError as error:
+        elsewhere = "if it is in another namespace, name that with -n"
+        raise ClusterUnreadableError(f"{refusal(error)}; {elsewhere}") from error
     found = _Sleeper(kind, namespace, decoded(raw, _Object))
     before = replicas_before(found.annotations)
     if before is None:

@@ -39,6 +39,8 @@ def parse(prog: str, argv: Sequence[str], every: Mapping[str, Command]) -> argpa
     Raises:
         UsageError: it is invalid.
     """
+    if "" in argv:
+        raise UsageError("an argument is empty: is a variable of your shell not set?")
     parser, commands = _parsers(prog, every.values())
     first, words = _command(argv, commands)
     named = first if first in commands else ""
@@ -104,7 +106,10 @@ def _misplaced(
         return UsageError(f"{flag} goes with {', '.join(elsewhere)}, and not with {_called(command)}; leave it out")
     if flag:
         known = [each for parser in commands.values() for each in parser.flags]
-        return no_such_argument(flag, known, f"see {prog} --help")
+        of = "" if command == _OVERVIEW else f" {command}"
+        return no_such_argument(flag, known, f"see {prog}{of} --help")
+    if command == "plan":
+        return UsageError(f"plan {words[0]}: did you mean plan --for {words[0]}?")
     if command != _OVERVIEW:
         return UsageError(f"{command}: too many arguments; see {prog} {command} --help")
     meant = nearest(words[0], [name for name in commands if name not in {"doctor", words[0]}], "")

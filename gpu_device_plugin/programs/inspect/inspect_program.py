@@ -166,7 +166,7 @@ async def _top(arguments: argparse.Namespace, access: Access, resources: Sequenc
             raw_nodes = await access.items(NODES, fields, labels=arguments.selector)
             raw_pods = await access.items(PODS, NOT_ENDED)
         if arguments.node and not raw_nodes:
-            raise ClusterUnreadableError(f'nodes "{arguments.node}" not found')
+            raise ClusterUnreadableError(f'nodes "{arguments.node}" not found; {arguments.instead}')
         found, warnings = cluster(raw_nodes, raw_pods, resources, parts, parts.kind)
         warnings += await add_more(found, access)
         at, notes = time.strftime("%H:%M:%S"), warnings[:3]

@@ -18,7 +18,7 @@ import yaml
 
 from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.kubernetes.client.api_client import Timing
-from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.kubernetes.client.errors import ApiError, Call, NotFoundError
 from gpu_device_plugin.kubernetes.kubectl import reaching
 from gpu_device_plugin.kubernetes.objects.decoding import NODES
 from gpu_device_plugin.model.contract.node_use import ContainerUse
@@ -26,6 +26,7 @@ from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.programs.inspect.arguments import parse
 from gpu_device_plugin.programs.inspect.inspect_program import main
+from gpu_device_plugin.report.commands import refusal
 from gpu_device_plugin.testing.cluster.cluster_kinds import field_selector
 from gpu_device_plugin.testing.cluster.cluster_store import merge
 from tests.cluster_double.selectors import label_selector
@@ -172,7 +173,10 @@ class World:
             named = [one for one in found if one["metadata"]["name"] == name[0]]
             return (200, named[0]) if named else failure(404, "NotFound", f'{plural} "{name[0]}" not found')
         if "labelSelector" in query:
-            found = list(filter(label_selector(query["labelSelector"]), found))
+            try:
+                found = list(filter(label_selector(query["labelSelector"]), found))
+            except ValueError:
+                return failure(400, "BadRequest", "found '=', expected: ',' or 'end of string'")
         if "fieldSelector" in query:
             found = list(filter(field_selector(query["fieldSelector"], FIELDS), found))
         start, limit = int(query.get("continue", 0)), min(int(query.get("limit", 0)) or 10**6, script["page"])
@@ -682,7 +686,7 @@ def test_a_pod_that_is_not_there(shared: World, capfd: pytest.CaptureFixture[str
     assert printed.out == ""
     assert printed.err.splitlines() == [
         (
-            f'{PROG}: pod default/big cannot be read: get pods default/big: 404 NotFound: pods "big" not found; if it '
+            f'{PROG}: pod default/big cannot be read: pods "big" not found; if it '
             "is in another namespace, name that with -n"
         )
     ]
@@ -982,6 +986,11 @@ def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.Capt
             ["drain", "n1"],
             "drain: there is no such command; did you mean kubectl inspect gpushare cordon NODE GPU --drain?",
         ),
+        (["why", ""], "an argument is empty: is a variable of your shell not set?"),
+        (["-n", ""], "an argument is empty: is a variable of your shell not set?"),
+        (["-o", "yml"], "-o/--output: invalid choice: 'yml' (choose from 'gpushare', 'wide', 'json', 'yaml'); did you"),
+        (["plan", "want"], "plan want: did you mean plan --for want?"),
+        (["incident", "--since", "1h"], "--since: there is no such argument; see kubectl inspect gpushare incident"),
         (["logs", "x"], "logs: there is no such command; did you mean kubectl logs?"),
         (["--domain", "UPPER"], "--domain: 'UPPER' is not a domain that the kubelet accepts; "),
     ],
@@ -993,6 +1002,24 @@ def test_misuse_is_one_sentence(
     printed = capsys.readouterr()
     assert printed.err.startswith(f"kubectl inspect gpushare: {sentence}")
     assert (printed.out, printed.err.count("\n"), world.api.calls) == ("", 1, [])
+
+
+def test_what_is_not_there_is_told_with_where_to_look(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (("why", "deployment/web"), "a pod is wanted here: kubectl get pods lists those of a workload\n"),
+        (("-l", "a==b=c"), "; write -l zone=b, for example\n"),
+        (("top", "nowhere"), 'nodes "nowhere" not found; kubectl get nodes lists the existing ones\n'),
+    ):
+        assert world.inspect(*words) == 1
+        assert capsys.readouterr().err.endswith(said)
+
+
+def test_what_answers_may_be_no_api_server_at_all() -> None:
+    lists = Call("list", "nodes")
+    no_api = NotFoundError(lists, "404 Not Found", status=404)
+    there = "no Kubernetes API server answers there: see the server in kubectl config view"
+    assert refusal(no_api) == f"list nodes: 404 Not Found; {there}"
+    assert refusal(NotFoundError(lists, "404 NotFound: x", reason="NotFound", said="x"), "advice") == "x; advice"
 
 
 @pytest.mark.parametrize(
