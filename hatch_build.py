@@ -1,15 +1,18 @@
-"""Gives the package its README as description, with links that work on PyPI, where no other file of it is.
+"""Builds the package by hatchling, with its README as description, whose links work on PyPI, where no other file is.
 
 They lead to the repository as soon as pyproject.toml knows it (`Source` among `[project.urls]`, one of GitHub's form).
 Until then they are paths in the source distribution, which has these pages.
 """
 
-from __future__ import annotations
-
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
+if sys.version_info < (3, 11):  # noqa: UP036 - pip asks here first, and has installed nothing yet
+    raise SystemExit(f"gpu-device-plugin needs Python 3.11 or newer, and this is {sys.version.split()[0]}")
+
+from hatchling.build import *  # noqa: F403 - the backend: it has other functions for pip than for other programs
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 _IMAGE = re.compile(r"!\[[^\]]*\]\((?!https?://)[^)\s]+\)\n*")

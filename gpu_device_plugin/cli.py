@@ -120,9 +120,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
     running = node_reading.agents(Path("/proc"))
     where = program.place(arguments.host_root or "", os.environ)
     sources, texts = sources_of_the_agent(arguments, running or [])
+    followed = [str(each) for each in running or () if _theirs(each) is not None and not each.alone]
     settings, profiles = program.settings_of(sources, texts, where)
     count = None if running is None or (where.in_container and not running) else len(running)
-    return program.main(settings, where, agents_running=count, as_json=arguments.json, profiles=profiles)
+    return program.main(
+        settings, where, agents_running=count, as_json=arguments.json, profiles=profiles, followed=followed
+    )
 
 
 def sources_of_the_agent(
@@ -136,15 +139,23 @@ def sources_of_the_agent(
 
     ours = sources_of(NODE_SETTINGS, arguments, os.environ)
     for agent in running:
-        try:
-            theirs = sources_of(NODE_SETTINGS, parse(agent.arguments), agent.environ)
-        except UsageError:  # of another version
+        if (theirs := _theirs(agent)) is None:
             continue
         flags, environ = {**theirs.flags, **ours.flags}, {**agent.environ, **ours.environ}
         both = Sources(NODE_SETTINGS, flags, environ, ours.others)
         seen_here = ours.config or not both.config
         return both, both.texts() if seen_here else _texts_of_the_agent(both, agent.root)
     return ours, ours.texts()
+
+
+def _theirs(agent: Running) -> Sources[NodeSettings] | None:
+    """Return the sources of an agent's settings; None: they cannot be read, as it is of another version."""
+    from gpu_device_plugin.features.node_features import NODE_SETTINGS  # noqa: PLC0415 - see _services
+
+    try:
+        return sources_of(NODE_SETTINGS, parse(agent.arguments), agent.environ)
+    except UsageError:
+        return None
 
 
 def _texts_of_the_agent(sources: Sources[NodeSettings], root: Path) -> Texts:
@@ -192,20 +203,50 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     if list(argv[:1]) == ["inspect"]:
         return argparse.Namespace(command="inspect", words=list(argv[1:]))
+    words = [word for word in argv if not word.startswith("-")]
+    if words[:1] == ["help"]:
+        return parse([*words[1:2], "--help"])
+    if words[:1] == ["version"]:
+        return parse(["--version"])
     parser, commands = _parsers()
     command = next((word for word in argv if not word.startswith("-")), "")
     if command not in commands and not {"-h", "--help", "--version"}.intersection(argv[:1]):
         *most, last = PROGRAMS
         choice = f"begin with a command, {', '.join(most)} or {last}; see {PROGRAM} --help"
+        if argv[:1] in (["-v"], ["-V"]):
+            return parse(["--version"])
         if not command and (hint := nearest(" ".join(argv[:1]), parser.flags, "", prefix="--")):
             raise UsageError(f"{argv[0]}: there is no such argument; {hint}")
         if not command or command in PROGRAMS:
             raise UsageError(choice)
-        raise UsageError(f"{command}: there is no such command; {nearest(command.lower(), PROGRAMS, choice)}")
+        raise UsageError(f"{command}: there is no such command; {_command_meant(command, argv, choice)}")
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         raise _misplaced(unknown[0].partition("=")[0], command, commands, argv)
     return arguments
+
+
+_OTHER_WORDS = {
+    **dict.fromkeys(("agent", "plugin", "device-plugin", "daemon"), "node"),
+    "scheduler": "extender",
+    **dict.fromkeys(("dashboard", "ui", "page"), "web"),
+    **dict.fromkeys(("check", "diagnose"), "doctor"),
+    **dict.fromkeys(("costs", "bill"), "cost"),
+}
+"""What people try as a command, and what they mean."""
+
+
+def _command_meant(word: str, argv: Sequence[str], choice: str) -> str:
+    """Return the command that somebody means by an unknown word: of the cluster, of this program, or none known."""
+    from gpu_device_plugin.features.terminal_features import TERMINAL  # noqa: PLC0415 - only a mistake needs it
+    from gpu_device_plugin.programs.inspect.inspect_program import commands  # noqa: PLC0415 - likewise
+
+    if word in _OTHER_WORDS:
+        return f"did you mean {_OTHER_WORDS[word]}?"
+    if word in (of_cluster := commands(TERMINAL)):
+        return f"it is one of kubectl inspect gpushare, or {PROGRAM} inspect {' '.join(argv)}"
+    of_inspect = nearest(word.lower(), [f"inspect {name}" for name in of_cluster], choice, prefix="inspect ")
+    return nearest(word.lower(), PROGRAMS, of_inspect.replace("mean inspect", f"mean {PROGRAM} inspect"))
 
 
 def _misplaced(word: str, command: str, commands: Mapping[str, Parser], argv: Sequence[str]) -> UsageError:
@@ -215,6 +256,8 @@ def _misplaced(word: str, command: str, commands: Mapping[str, Parser], argv: Se
         hint = f"write it after {command}"
     elif word.endswith((".yaml", ".yml", ".json")) and _CONFIG in flags:
         hint = f"did you mean {_CONFIG}={word}?"
+    elif command == "doctor" and not word.startswith("-"):
+        hint = "it examines this machine; see also kubectl inspect gpushare doctor"
     elif elsewhere:
         hint = f"it belongs to {PROGRAM} {elsewhere[0]}"
     else:

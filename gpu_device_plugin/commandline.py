@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,8 @@ from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.knobs import Knob, UsageError, knobs_of
 from gpu_device_plugin.settings.sources import Sources
 
+_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
+"""argparse's words."""
 OK, FAILED, MISUSED = 0, 1, 2
 INTERRUPTED = 130
 """The exit code that a shell reports for a process that Ctrl-C ended."""
@@ -46,6 +49,8 @@ class Parser(argparse.ArgumentParser):
         """Raise UsageError."""
         # For a flag without a value argparse writes "argument --gpus: expected one argument".
         said = message.removeprefix("argument ").replace(": expected one argument", " needs a value")
+        if chosen := _CHOICE.search(said):
+            said += nearest(chosen[1], re.findall(r"'([^']*)'", chosen[2]), "").replace("did", "; did", 1)
         raise UsageError(f"{said}; see {self.prog} --help")
 
 

@@ -33,6 +33,22 @@ FIRST = (
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["help"], "usage: gpu-device-plugin [-h] [--version] COMMAND"),
+        (["help", "cost"], "usage: gpu-device-plugin cost --prometheus URL"),
+        (["help", "inspect"], "usage: gpu-device-plugin inspect [COMMAND] [flags]"),
+        (["version"], f"gpu-device-plugin {__version__}"),
+        (["-v"], f"gpu-device-plugin {__version__}"),
+    ],
+)
+def test_help_and_version_are_words_too(arguments: list[str], said: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
         (["node", "--polcy=spread"], "--polcy: there is no such argument; did you mean --policy?"),
         (["node", "surplus"], "surplus: there is no such argument; see gpu-device-plugin node --help"),
         (["node", "-policy=spread"], "-policy: there is no such argument; did you mean --policy?"),
@@ -49,6 +65,20 @@ FIRST = (
         (["--gpus", "fake:1xT4", "node"], f"fake:1xT4: there is no such command; {FIRST}"),
         (["start"], f"start: there is no such command; {FIRST}"),
         (["nod"], "nod: there is no such command; did you mean node?"),
+        (["docotr"], "docotr: there is no such command; did you mean doctor?"),
+        (
+            ["why", "a"],
+            "why: there is no such command; it is one of kubectl inspect gpushare, or gpu-device-plugin inspect why a",
+        ),
+        (["agent"], "agent: there is no such command; did you mean node?"),
+        (["dashboard"], "dashboard: there is no such command; did you mean web?"),
+        (["node", "--gpus=4xT4"], "--gpus: '4xT4' names no GPUs; did you mean fake:4xT4?"),
+        (
+            ["doctor", "n1"],
+            "n1: there is no such argument; it examines this machine; see also kubectl inspect gpushare doctor",
+        ),
+        (["cordn"], "cordn: there is no such command; did you mean gpu-device-plugin inspect cordon?"),
+        (["help", "nod"], "nod: there is no such command; did you mean node?"),
         (
             ["extender", "--api=/nowhere"],
             "api: kubeconfig /nowhere cannot be read: No such file or directory; is it the path that kubectl uses?",

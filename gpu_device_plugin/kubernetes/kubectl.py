@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 import json
 import os
+import selectors
 import shutil
 import signal
 import socket as sockets
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -24,7 +25,15 @@ from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.kubernetes.client.api_client import Client, Timing
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
-from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, GoneError, NotFoundError
+from gpu_device_plugin.kubernetes.client.errors import (
+    ApiError,
+    ForbiddenError,
+    GoneError,
+    NotFoundError,
+    UnauthorizedError,
+)
+from gpu_device_plugin.kubernetes.kubeconfigs import parsed, why_no_cluster
+from gpu_device_plugin.kubernetes.kubectl_messages import Messages, feed, heard
 from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind, decoded
 
 T = TypeVar("T")
@@ -58,27 +67,25 @@ class Selected(NamedTuple):
     namespace: str = ""
     path: str = ""
     """Of the Kubernetes API on its server: of Rancher it is ``/k8s/clusters/NAME``, of most servers empty."""
+    server: str = ""
+    """Its address."""
 
 
-def selected(config: bytes, flags: Sequence[str]) -> Selected:
+def selected(config: Mapping[str, Any], flags: Sequence[str]) -> Selected:
     """Return what these flags of kubectl select of its configuration, as `_CONFIG` prints it."""
-    try:
-        parsed = json.loads(config)
-    except ValueError:  # without a configuration, as in a pod
-        parsed = {}
 
     def named(plural: str, name: str) -> dict[str, str]:
-        every = parsed.get(plural)
+        every = config.get(plural)
         found = (each[plural[:-1]] for each in every if each.get("name") == name) if isinstance(every, list) else ()
         return next(iter(found), {})
 
     given = dict(flag.removeprefix("--").partition("=")[::2] for flag in flags)  # of several the last, as in kubectl
-    context_name = given.get("context") or parsed.get("current-context", "")
+    context_name = given.get("context") or config.get("current-context", "")
     context = named("contexts", context_name)
     cluster = named("clusters", given.get("cluster") or context.get("cluster", ""))
     user = given.get("as") or given.get("user") or context.get("user", "")
-    path = _path_of(given.get("server") or cluster.get("server", ""))
-    return Selected(context_name, user, context.get("namespace", ""), path)
+    server = given.get("server") or cluster.get("server", "")
+    return Selected(context_name, user, context.get("namespace", ""), _path_of(server), server)
 
 
 def _path_of(server: str) -> str:
@@ -107,14 +114,31 @@ async def _child(*words: str, **pipes: int | bool) -> AsyncIterator[asyncio.subp
             raise
 
 
-async def _chosen(flags: Sequence[str], kubectl: str) -> Selected:
-    """Return what the flags select; nothing without a kubeconfig, as in a pod."""
+async def _configured(flags: Sequence[str], kubectl: str, environ: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return kubectl's configuration; empty where it has none, as in a pod.
+
+    Raises:
+        ClusterUnreadableError: it leads to no cluster.
+    """
     none, text = asyncio.subprocess.DEVNULL, b""
-    async with _child(kubectl, *flags, *_CONFIG, stdin=none, stdout=asyncio.subprocess.PIPE, stderr=none) as process:
-        with contextlib.suppress(TimeoutError):  # only names are missing, and the path of a few servers
+    try:
+        async with _child(
+            kubectl, *flags, *_CONFIG, stdin=none, stdout=asyncio.subprocess.PIPE, stderr=none
+        ) as process:
             async with asyncio.timeout(10.0):
                 text, _ = await process.communicate()
-    return selected(text, flags)
+    except TimeoutError:  # only names are missing, and the path of a few servers
+        return {}
+    except OSError as error:
+        raise _not_run(kubectl, error) from error
+    return _checked(text, process.returncode, flags, environ)
+
+
+def _checked(text: bytes, code: int | None, flags: Sequence[str], environ: Mapping[str, str]) -> Mapping[str, Any]:
+    config = parsed(text)
+    if why := why_no_cluster(None if code else config, flags, environ):
+        raise ClusterUnreadableError(why)
+    return config
 
 
 # --- kubectl proxy ----------------------------------------------------------------------------------------------------
@@ -138,14 +162,17 @@ def _not_run(program: str, error: OSError) -> ClusterUnreadableError:
 
 
 def _how_it_ended(code: int | None) -> str:
-    """Return the exit code of kubectl, or the signal that ended it; what it said is on stderr already."""
+    """Return the exit code of kubectl, or the signal that ended it."""
     if code is None or code >= 0:
         return f"exit code {code}"
     return f"ended by {next((each.name for each in signal.Signals if each == -code), f'signal {-code}')}"
 
 
-async def _keep(command: Sequence[str], socket: Path, served: asyncio.Future[None]) -> None:
+async def _keep(
+    command: Sequence[str], socket: Path, served: asyncio.Future[None], stderr: tuple[int, int, Messages]
+) -> None:
     """Run kubectl's proxy again and again; `served` is done once it serves, or has the reason why it never did."""
+    reader, writer, messages = stderr
     none, pause_s = asyncio.subprocess.DEVNULL, 0.0
     while True:
         guarded = (_SHELL, "-c", _GUARD, "sh")
@@ -154,7 +181,7 @@ async def _keep(command: Sequence[str], socket: Path, served: asyncio.Future[Non
             # No pipes: a process ends for asyncio only when what it leaves behind, such as the browser of a login, has
             # closed them, too. On stderr a login plugin may ask for something.
             async with (
-                _child(*command, stdout=none) as process,
+                _child(*command, stdout=none, stderr=writer) as process,
                 # In a session of its own: Ctrl-C is for us, and must not end the guard.
                 _child(
                     *(*guarded, str(process.pid), str(socket.parent)),
@@ -176,7 +203,9 @@ async def _keep(command: Sequence[str], socket: Path, served: asyncio.Future[Non
                         await guard.wait()
                     raise
             why = _how_it_ended(process.returncode) if in_time else f"it did not serve within {_BEGINS_S:g} s"
-            problem = ClusterUnreadableError(f"{command[0]} proxy: {why}; its message, if any, stands above")
+            feed(reader, messages)
+            messages.end()
+            problem = ClusterUnreadableError(f"{command[0]} proxy: {messages.problem or why}")
         except OSError as error:
             problem = _not_run(command[0], error)
             if error.filename == _SHELL:
@@ -209,20 +238,25 @@ async def _running(flags: Sequence[str], program: str, *, read_only: bool) -> As
             f"no folder can be made for the socket of {program} proxy ({error.strerror}); name a folder that can be "
             "written to in TMPDIR"
         ) from error
-    socket, served = folder / "socket", asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    socket, served = folder / "socket", loop.create_future()
     rejected = ("--reject-methods=^(POST|PUT|PATCH|DELETE)$",) if read_only else ()
     command = (program, *flags, "proxy", f"--unix-socket={socket}", *rejected)
-    keeping = asyncio.create_task(_keep(command, socket, served), name="keep kubectl's proxy")
-    try:
-        await asyncio.wait({served, keeping}, return_when=asyncio.FIRST_COMPLETED)
-        if not served.done():
-            keeping.result()
-        await served
-        yield socket
-    finally:
-        keeping.cancel()
-        await asyncio.wait({keeping})
-        shutil.rmtree(folder, ignore_errors=True)
+    with heard() as stderr:
+        reader, _, messages = stderr
+        keeping = asyncio.create_task(_keep(command, socket, served, stderr), name="keep kubectl's proxy")
+        loop.add_reader(reader, feed, reader, messages)
+        try:
+            await asyncio.wait({served, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            if not served.done():
+                keeping.result()
+            await served
+            yield socket
+        finally:
+            keeping.cancel()
+            await asyncio.wait({keeping})
+            loop.remove_reader(reader)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 # --- The API ----------------------------------------------------------------------------------------------------------
@@ -276,18 +310,23 @@ class Access:
 
 @contextlib.asynccontextmanager
 async def reaching(
-    flags: Sequence[str], program: str = "kubectl", *, read_only: bool = False, timing: Timing = _TIMING
+    flags: Sequence[str],
+    program: str = "kubectl",
+    *,
+    read_only: bool = False,
+    timing: Timing = _TIMING,
+    environ: Mapping[str, str] = os.environ,
 ) -> AsyncIterator[Access]:
     """Reach the API for as long as the block runs.
 
-    kubectl's messages go to our stderr, and login plugins ask there. With `read_only` nobody can write through it.
+    Login plugins ask on our stderr. With `read_only` nobody can write through it.
     `timing` holds for all requests but the first.
 
     Raises:
         ClusterUnreadableError: kubectl does not run, or no API server answers.
     """
+    chosen = selected(await _configured(flags, program, environ), flags)
     async with _running(flags, program, read_only=read_only) as socket:
-        chosen = await _chosen(flags, program)
         # By default the proxy answers only requests to localhost, and leaves out the path of the server. Not every
         # kubectl has a flag against that (--append-server-path).
         config = ClusterConfig(f"http://localhost{chosen.path}", unix_socket=socket)
@@ -297,29 +336,78 @@ async def reaching(
             except (ForbiddenError, NotFoundError):
                 pass  # it has answered
             except ApiError as error:
-                raise ClusterUnreadableError(
-                    f"the cluster cannot be read ({error}); kubectl's message, if any, stands above. See whether "
-                    "kubectl get nodes works with the same flags"
-                ) from error
+                raise ClusterUnreadableError(_unanswered(error, chosen)) from error
         async with Client(config, timing=timing) as client:
             yield Access(client, chosen)
 
 
-def nodes_and_pods(flags: Sequence[str], program: str = "kubectl") -> bytes:
+_ADVICE = (
+    (
+        "refused",
+        "nothing listens there: see whether the cluster runs, and whether the address is still right",
+    ),
+    ("no such host", "its name is unknown here: see whether the address is right, and whether a VPN is needed"),
+    ("timeout", "see whether the cluster runs, and whether a VPN or a firewall stands between"),
+    ("x509", "the certificate does not belong to this cluster, or has expired: get a new kubeconfig"),
+    ("getting credentials", "the login of the kubeconfig failed: install its program, or log in again"),
+)
+"""What to do, by words of Go's message."""
+
+
+def _unanswered(error: ApiError, chosen: Selected) -> str:
+    """Return why no API server answers, in one sentence."""
+    where = f"the API server {chosen.server}".strip() + (f" (context {chosen.context})" if chosen.context else "")
+    if isinstance(error, UnauthorizedError):
+        who = f"the login of {chosen.user}" if chosen.user else "our login"
+        return f"{where} does not accept {who}: log in again, or choose another context with --context"
+    why = error.why.removeprefix("500 Internal Server Error: ")
+    if chosen.server and "://" not in chosen.server:
+        return f"{where} does not answer: write https:// before the address"
+    return f"{where} does not answer: {why}; {_advice(why, 'see whether kubectl get nodes works with the same flags')}"
+
+
+def _advice(why: str, otherwise: str) -> str:
+    return next((advice for words, advice in _ADVICE if words in why), otherwise)
+
+
+def nodes_and_pods(flags: Sequence[str], program: str = "kubectl", environ: Mapping[str, str] = os.environ) -> bytes:
     """Return all nodes and pods as one list in JSON, as kubectl prints it.
 
     Raises:
-        ClusterUnreadableError: they cannot be read; kubectl's message is already on stderr.
+        ClusterUnreadableError: they cannot be read.
     """
     command = [program, *flags, "get", "nodes,pods", "--all-namespaces", "--output=json"]
     try:
         # The program is what the user calls kubectl, and no shell reads the words.
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=False)  # noqa: S603
+        config = subprocess.run([program, *flags, *_CONFIG], capture_output=True, check=False)  # noqa: S603
+        _checked(config.stdout, config.returncode, flags, environ)
+        printed, code, messages = _printed(command)
     except OSError as error:
         raise _not_run(program, error) from error
-    if done.returncode:
-        raise ClusterUnreadableError(
-            f"kubectl could not list nodes and pods ({_how_it_ended(done.returncode)}); its message stands "
-            "above. See whether kubectl get nodes,pods -A works; you need the right to list both in the whole cluster"
-        )
-    return done.stdout
+    if code:
+        why = messages.problem or _how_it_ended(code)
+        rights = "see whether kubectl get nodes,pods -A works: you need the right to list both in the whole cluster"
+        raise ClusterUnreadableError(f"kubectl could not list nodes and pods: {why}; {_advice(why, rights)}")
+    return printed
+
+
+def _printed(command: Sequence[str]) -> tuple[bytes, int, Messages]:
+    """Run a command; return its output, its exit code, and what it said beside."""
+    output = bytearray()
+    with (
+        heard() as (reader, writer, messages),
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writer) as process,  # noqa: S603 - see above
+        selectors.DefaultSelector() as selector,
+    ):
+        printing = process.stdout.fileno() if process.stdout is not None else -1
+        selector.register(reader, selectors.EVENT_READ)
+        selector.register(printing, selectors.EVENT_READ)
+        data = b"-"
+        while data:
+            ready = {key.fd for key, _ in selector.select()}
+            feed(reader, messages)
+            if printing in ready:
+                data = os.read(printing, 1 << 20)
+                output += data
+        code = process.wait()
+    return bytes(output), code, messages

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin.commandline import say
-from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, NotFoundError
+from gpu_device_plugin.kubernetes.client.errors import READING, ApiError, Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.kubernetes.kubectl import Access, ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.api_objects import readable
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS
@@ -37,6 +37,10 @@ Output = tuple[Sequence[str | Line], int]
 
 PODS_OF_KUBECTL = frozenset({"", "pod", "pods", "po"})
 """The words that kubectl accepts before the name of a pod."""
+
+
+CONTROLLERS = frozenset({"deployment", "deploy", "statefulset", "sts", "replicaset", "rs", "daemonset", "ds"})
+"""kubectl's words for what makes pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,16 @@ GRANT = (
     "kubectl create clusterrolebinding gpushare-viewer --clusterrole=gpushare-viewer --user=USER"
 )
 """How a right comes that a reader lacks."""
+_ANYWHERE = frozenset({Call("list", "nodes"), Call("list", "pods")})
+"""What every API server has."""
+VIEWED = frozenset(
+    {
+        *("nodes", "pods", "pods/proxy", "events", "configmaps", "resourceclaims", "resourceslices", "deviceclasses"),
+        *("poddisruptionbudgets", "daemonsets", "leases", "runtimeclasses", "validatingadmissionpolicies"),
+        *("nodepools", "nodeoverlays"),
+    }
+)
+"""What the roles of deploy/viewer.yaml let people read."""
 
 
 def unread(error: Exception) -> Unknown:
@@ -115,9 +129,27 @@ def unread(error: Exception) -> Unknown:
     return Unknown(
         MISSING_RIGHT,
         "{problem}",
-        "ask an administrator of the cluster for it; docs/doctor.md has the commands that grant all rights needed here",
+        _who_grants(error.call),
         problem=error.call.missing_right,
     )
+
+
+def _who_grants(call: Call) -> str:
+    asked = "ask an administrator of the cluster"
+    if call.resource in VIEWED and call.verb in READING:
+        return f"{asked} for it; docs/doctor.md has the commands that grant all rights needed here"
+    return f"{asked} to grant it; gpushare-viewer does not"
+
+
+def refusal(error: Exception, otherwise: str = "") -> str:
+    """Return why a call failed, and who grants the right that was missing; if none was, an advice."""
+    unknown = unread(error)
+    said = str(unknown)
+    if isinstance(error, NotFoundError):
+        said = error.said or said
+        if not error.reason and error.call in _ANYWHERE:  # no object of the API's own says so
+            otherwise = "no Kubernetes API server answers there: see the server in kubectl config view"
+    return "; ".join(filter(None, (said, unknown.remedy or otherwise)))
 
 
 @contextlib.contextmanager
@@ -197,6 +229,7 @@ async def named_pod(
     try:
         return pod_and_status(await access.get(PODS, name, namespace=namespace), resources)
     except ApiError as error:
-        raise ClusterUnreadableError(
-            f"pod {namespace}/{name} cannot be read: {unread(error)}; if it is in another namespace, name that with -n"
-        ) from error
+        advice = "if it is in another namespace, name that with -n"
+        if namespace in CONTROLLERS:
+            advice = "a pod is wanted here: kubectl get pods lists those of a workload"
+        raise ClusterUnreadableError(f"pod {namespace}/{name} cannot be read: {refusal(error)}; {advice}") from error

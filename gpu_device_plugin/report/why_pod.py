@@ -20,7 +20,7 @@ from gpu_device_plugin.report.rules.finding import Finding, note
 from gpu_device_plugin.report.rules.held_instances import asked_by_profile, asked_instances
 from gpu_device_plugin.report.rules.node_answers import NodeAnswer, answers, describe
 from gpu_device_plugin.report.rules.node_view import NodeView
-from gpu_device_plugin.report.rules.pod_causes import Kept, besides, causes, exclusions
+from gpu_device_plugin.report.rules.pod_causes import Kept, besides, beyond_every_gpu, causes, exclusions
 from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 from gpu_device_plugin.settings.extender import ExtenderSettings
@@ -131,6 +131,8 @@ def why(
     asks = (*describe(demand, resources, nodes or ()), *asked_by_profile(of_instances))
     if nodes is None:
         return Why(asks, tuple(facts))
+    if not any(fact.code == "asks-in-mib" for fact in facts):
+        facts += beyond_every_gpu(demand, resources, nodes)
     facts += (each for find in features.otherwise for each in find(demand, nodes))
     chosen = policy or assumed()
     if chosen.assumed:

@@ -121,6 +121,8 @@ OPTIONAL_PATH = Form("PATH", lambda text: _path(text) if text else None)
 def _hardware(text: str) -> str:
     if text == "nvml" or text.startswith("fake:") or text.endswith((".yaml", ".yml", ".json")):
         return text
+    if re.match(r"[0-9]+x", text):
+        raise ValueError(f"{text!r} names no GPUs; did you mean fake:{text}?")
     raise ValueError(
         f"{text!r} names no GPUs; write nvml for the GPUs of this machine, fake:4xT4 for fake ones, or the path of "
         "a .yaml file that describes fake ones"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.model.contract.keys import ALLOCATION
+from gpu_device_plugin.report.commands import VIEWED
 from tests.builders import container, node, pod
 from tests.deploy.manifests import DEPLOY, documents
 from tests.deploy.test_apply import Kubectl, api_server
@@ -27,6 +28,11 @@ COMMANDS = (
 def test_viewers_change_nothing() -> None:
     rules = [*CLUSTER_ROLE["rules"], *ROLE["rules"]]
     assert {verb for rule in rules for verb in rule["verbs"]} == {"get", "list", "watch"}
+
+
+def test_what_people_are_sent_to_these_roles_for_is_in_them() -> None:
+    rules = [*CLUSTER_ROLE["rules"], *ROLE["rules"]]
+    assert {resource for rule in rules for resource in rule["resources"]} == VIEWED
 
 
 # --- A real API server -----------------------------------------------------------------------------------------------

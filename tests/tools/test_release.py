@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -390,3 +391,15 @@ def test_links_lead_to_the_repository_where_it_is_known() -> None:
     pages = "https://git.example/x/blob/v1.2.3/"
     shown = f"A [page]({pages}docs/a.md#b), [one\nmore]({pages}LICENSE), [a part](#part), [elsewhere](https://example.com/x)."
     assert description(README, pages) == shown
+
+
+def test_an_older_python_is_refused_before_pip_downloads_anything() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (build,) = project["build-system"]["requires"]
+    assert build.endswith("; python_version >= '3.11'"), "an older one gets no package for the build"
+    assert project["project"]["requires-python"] == ">=3.11"
+    older = f"import sys; sys.version_info = (3, 10); sys.path.insert(0, {str(ROOT)!r}); import hatch_build"
+    done = subprocess.run([sys.executable, "-c", older], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("gpu-device-plugin needs Python 3.11 or newer, and this is ")
+    assert done.stderr.count("\n") == 1

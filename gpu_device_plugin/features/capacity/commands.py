@@ -41,6 +41,7 @@ from gpu_device_plugin.report.commands import (
     cluster_of,
     either,
     every_node_and_pod,
+    refusal,
     switch,
     unread,
     valued,
@@ -265,7 +266,7 @@ class Mover:
                 # does no harm.
                 again = isinstance(error, UnavailableError)
                 if destination is not None or (again and time.monotonic() >= end):
-                    raise MoveStoppedError(f"the wish cannot be written: {unread(error)}") from error
+                    raise MoveStoppedError(f"the wish cannot be written: {refusal(error)}") from error
                 if again:
                     await asyncio.sleep(0.2)
                     continue
@@ -279,7 +280,7 @@ class Mover:
         except NotFoundError:
             return None
         except ApiError as error:
-            raise MoveStoppedError(f"{move.pod} cannot be read: {unread(error)}") from error
+            raise MoveStoppedError(f"{move.pod} cannot be read: {refusal(error)}") from error
         return self._reader().read(raw)[0]
 
     async def _siblings(self, pod: Pod) -> list[Pod]:
@@ -287,7 +288,7 @@ class Mover:
         try:
             raw = await self._access.items(PODS, namespace=pod.namespace)
         except ApiError as error:
-            raise MoveStoppedError(f"the pods of {pod.namespace} cannot be read: {unread(error)}") from error
+            raise MoveStoppedError(f"the pods of {pod.namespace} cannot be read: {refusal(error)}") from error
         every = [each for each, _ in readable(raw, self._reader().read)]
         return [each for each in every if each.owner is not None and each.owner == pod.owner]
 

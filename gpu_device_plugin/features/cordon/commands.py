@@ -22,7 +22,7 @@ from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.model.times import rfc3339
-from gpu_device_plugin.report.commands import DRY_RUN, YES, Command, Output, argument, switch, unread, valued
+from gpu_device_plugin.report.commands import DRY_RUN, YES, Command, Output, argument, refusal, switch, valued
 from gpu_device_plugin.report.rules.held_instances import InstancePod
 from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.report.rules.printing import counted, first, gpu_names, short_uuid
@@ -130,9 +130,8 @@ async def _read(access: Access, name: str, gpu: str) -> tuple[Mapping[str, Cordo
     try:
         node = NodeReader().read(await access.get(NODES, name))
     except ApiError as error:
-        raise ClusterUnreadableError(
-            f"node {name} cannot be read: {unread(error)}; kubectl get nodes lists the nodes"
-        ) from error
+        lists = "kubectl get nodes lists the nodes" if isinstance(error, NotFoundError) else ""
+        raise ClusterUnreadableError(f"node {name} cannot be read: {refusal(error, lists)}") from error
     cordons = _cordons(node)
     gpus = gpus_of_node(node.annotations, node.labels, 0, 0)
     target = _target(gpus, gpu)
@@ -189,7 +188,7 @@ async def _write(
     except NotFoundError as error:
         raise ClusterUnreadableError(f"the cordon cannot be written: node {name} is gone") from error
     except (ApiError, MalformedAnnotationError) as error:
-        raise ClusterUnreadableError(f"the cordon cannot be written: {unread(error)}") from error
+        raise ClusterUnreadableError(f"the cordon cannot be written: {refusal(error)}") from error
 
 
 def _check(arguments: argparse.Namespace) -> None:

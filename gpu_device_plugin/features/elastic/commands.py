@@ -28,6 +28,7 @@ from gpu_device_plugin.model.contract.keys import MEMORY_GUARANTEE, MEMORY_LIMIT
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.report.commands import (
+    CONTROLLERS,
     NAMESPACE,
     PODS_OF_KUBECTL,
     Command,
@@ -188,9 +189,6 @@ def _label(namespace: str, bound: int) -> str:
 # --- The command line -------------------------------------------------------------------------------------------------
 
 
-_CONTROLLERS = frozenset({"deployment", "deploy", "statefulset", "sts", "replicaset", "rs", "daemonset", "ds"})
-
-
 def _units(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) < 9 and int(text) > 0:
         return int(text)
@@ -207,7 +205,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if len(words) > 2:
         raise UsageError(f"resize {' '.join(words)}: too many arguments; name one pod and one amount")
     before, _, name = arguments.pod.rpartition("/")
-    if before in _CONTROLLERS:
+    if before in CONTROLLERS:
         raise UsageError(f"resize {before}/{name}: it changes one running pod; kubectl get pods names them")
     try:
         arguments.amount = _units(amount) if amount else None

@@ -39,6 +39,7 @@ from gpu_device_plugin.report.commands import (
     Output,
     argument,
     needed,
+    refusal,
     switch,
     unread,
 )
@@ -178,7 +179,7 @@ async def _nodes(access: Access, reader: AgentReader, selector: str = "") -> lis
         found = await access.every(NODES, Named, labels=selector or f"{SWITCH_LABEL}=true")
     except ApiError as error:
         if selector:
-            raise ClusterUnreadableError(f"-l {selector}: {unread(error)}") from error
+            raise ClusterUnreadableError(f"-l {selector}: {refusal(error)}") from error
         found = []
     names, there = {one.metadata.name for one in found}, reader.known.by_node.keys()
     if selector and not names & there:

@@ -17,7 +17,7 @@ from gpu_device_plugin.kubernetes.objects.decoding import decoded
 from gpu_device_plugin.kubernetes.writers.workloads import NOTEBOOK, SCALED
 from gpu_device_plugin.model.contract.keys import NOTEBOOK_STOPPED, REPLICAS_BEFORE_IDLE
 from gpu_device_plugin.model.resources import Resource
-from gpu_device_plugin.report.commands import NAMESPACE, Command, Output, argument, unread
+from gpu_device_plugin.report.commands import NAMESPACE, Command, Output, argument, refusal
 from gpu_device_plugin.report.rules.printing import counted
 from gpu_device_plugin.settings.knobs import UsageError
 
@@ -65,7 +65,11 @@ async def wake(arguments: argparse.Namespace, access: Access, _: Sequence[Resour
     if not arguments.workload:
         return await _listed(access, namespace)
     kind, name = arguments.workload
-    raw = await access.get(_SLEEPERS[kind], name, namespace=namespace)
+    try:
+        raw = await access.get(_SLEEPERS[kind], name, namespace=namespace)
+    except NotFoundError as error:
+        elsewhere = "if it is in another namespace, name that with -n"
+        raise ClusterUnreadableError(f"{refusal(error)}; {elsewhere}") from error
     found = _Sleeper(kind, namespace, decoded(raw, _Object))
     before = replicas_before(found.annotations)
     if before is None:
@@ -93,7 +97,7 @@ async def _listed(access: Access, namespace: str) -> Output:
         except ApiError as error:
             # A cluster without Kubeflow knows no notebooks.
             if not (kind == "notebook" and isinstance(error, NotFoundError)):
-                problems.append(f"{kind}s are not listed: {unread(error)}")
+                problems.append(f"{kind}s are not listed: {refusal(error)}")
             continue
         for each in (_Sleeper(kind, namespace, decoded(one, _Object)) for one in raw):
             before = replicas_before(each.annotations)
@@ -109,7 +113,7 @@ async def _patch(access: Access, found: _Sleeper, body: Mapping[str, object], *,
     try:
         await access.client.patch(kind, name, body, namespace=found.namespace, subresource=subresource)
     except ApiError as error:
-        raise ClusterUnreadableError(f"{found} is not woken: {unread(error)}") from error
+        raise ClusterUnreadableError(f"{found} is not woken: {refusal(error)}") from error
 
 
 _WORKLOADS: Mapping[str, str] = {

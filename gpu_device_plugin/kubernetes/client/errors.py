@@ -24,7 +24,8 @@ _REFUSER = re.compile(
 )
 """The beginning of the API server's message about an admission denial; the rest may quote the object."""
 
-_READING = frozenset({"get", "list", "watch"})
+READING = frozenset({"get", "list", "watch"})
+"""Verbs."""
 _WITHOUT_ENVIRONMENT = frozenset({"pods/binding", "leases", "nodes", "nodes/status", "events", "resourceslices"})
 
 
@@ -43,7 +44,7 @@ class Call:
     @property
     def harmless(self) -> bool:
         """Whether the request may be quoted: the API server may repeat it in its refusal."""
-        return self.verb in _READING or self.resource in _WITHOUT_ENVIRONMENT
+        return self.verb in READING or self.resource in _WITHOUT_ENVIRONMENT
 
     @property
     def missing_right(self) -> str:
@@ -172,7 +173,7 @@ def error_from(
     try:
         parsed = msgspec.json.decode(body, type=_Status)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        parsed = _Status()
+        parsed = _Status(message=_of_proxy(bytes(body)) if status >= 500 and call.harmless else "")
     status = status or parsed.code
     kind = _TYPES.get(status, UnavailableError if status >= 500 or not status else ApiError)
     details = parsed.details or _Details()
@@ -192,6 +193,12 @@ def error_from(
         denied=kind is ForbiddenError and not _lacks_right(call, parsed.message),
         said=parsed.message,
     )
+
+
+def _of_proxy(body: bytes) -> str:
+    """Return why a proxy such as kubectl's could not pass a request on, in one line; empty: it does not say."""
+    line = body.decode(errors="replace").strip().partition("\n")[0]
+    return line if line.isprintable() and line[:1].isalpha() else ""
 
 
 def _why(call: Call, kind: type[ApiError], status: int, parsed: _Status) -> str:
@@ -216,7 +223,7 @@ def _why(call: Call, kind: type[ApiError], status: int, parsed: _Status) -> str:
 
 def _lacks_right(call: Call, message: str) -> bool:
     """Return whether a refusal is RBAC's: admission checks only writes, and has other words."""
-    return not message.strip() or call.verb in _READING or f"cannot {call.verb} resource" in message
+    return not message.strip() or call.verb in READING or f"cannot {call.verb} resource" in message
 
 
 _DENIALS = (ForbiddenError, InvalidError)

@@ -192,16 +192,18 @@ def main(
     agents_running: int | None,
     as_json: bool,
     profiles: Profiles,
+    followed: Sequence[str] = (),
     of_features: Sequence[Check] = REPORT.node_checks,
 ) -> int:
     """Examine this node and print the findings; return the exit code.
 
-    `agents_running` is None where processes are not visible. `of_features` are their checks.
+    `agents_running` is None where processes are not visible; `followed`: see `NodeSymptoms`. `of_features` are their
+    checks.
     """
     with suppress(OSError):
         # In the agent's container we share its memory limit: at that limit the kernel has to kill us, not the agent.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    symptoms = asyncio.run(examined(settings, where, agents_running, profiles))
+    symptoms = replace(asyncio.run(examined(settings, where, agents_running, profiles)), followed=tuple(followed))
     findings = examine(placed(OWN, of_features), symptoms)
     show(report(findings, as_json=as_json), os.environ)
     return exit_code(findings)
@@ -246,6 +248,7 @@ async def examined(
         mps_left=mps_left,
         inventory=view.inventory,
         driver_problem="" if view.state is State.WATCHING else view.sentence,
+        driver_missing=view.state is State.NO_LIBRARY,
         unhealthy={
             uuid: "; ".join(health.reasons) for uuid, health in view.health_by_uuid.items() if not health.healthy
         },

@@ -26,11 +26,14 @@ from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.node.rules.node_gauges import STREAM_UP
 from gpu_device_plugin.programs.doctor.rules.symptoms import AgentSeen, Runtime
 from gpu_device_plugin.report.rules.finding import Unknown
+from gpu_device_plugin.report.rules.printing import shortened
 from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, PROGRAM
 from gpu_device_plugin.settings.node import NodeSettings
 
 _MODULE = PROGRAM.replace("-", "_")
+_LONGEST = 160
+"""Characters of a command line."""
 
 
 # --- Memory limits ----------------------------------------------------------------------------------------------------
@@ -61,6 +64,16 @@ class Running(NamedTuple):
     """Its environment variables that are settings."""
     root: Path
     """Its root directory, as seen from here."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is the first process, as in its own container."""
+        return self.root.parent.name == "1"
+
+    def __str__(self) -> str:
+        name = self.environ.get("NODE_NAME")
+        words = shortened(" ".join([PROGRAM, *self.arguments]), _LONGEST)
+        return f"process {self.root.parent.name}" + (f" of node {name}" if name else "") + f" ({words})"
 
 
 def agents(proc: Path) -> list[Running] | None:

@@ -18,6 +18,18 @@ _OF_KUBECTL = (
     *("context", "kubeconfig", "password", "request-timeout", "server", "tls-server-name", "token", "user", "username"),
 )
 """kubectl's flags with a value, which are passed on."""
+_PROGRAMS = ("node", "extender", "mps", "limits", "simulate", "cost", "demo")
+"""What gpu-device-plugin runs, and this program does not."""
+_OTHER_WORDS = {
+    **dict.fromkeys(("list", "ls", "get", "show", "status", "nodes", "gpus"), "{prog} shows all nodes"),
+    **dict.fromkeys(("pod", "pods", "describe", "explain"), "{prog} why POD explains one; {prog} -d shows all"),
+    **dict.fromkeys(("dashboard", "ui", "page", "serve"), "did you mean {prog} web?"),
+    **dict.fromkeys(("watch", "live", "monitor"), "did you mean {prog} top?"),
+    **dict.fromkeys(("check", "diagnose", "debug", "health"), "did you mean {prog} doctor?"),
+    **dict.fromkeys(("drain", "taint", "disable"), "did you mean {prog} cordon NODE GPU --drain?"),
+    **dict.fromkeys(("logs", "exec"), "did you mean kubectl {word}?"),
+}
+"""What people try as a command, and what they mean."""
 _SWITCHES_OF_KUBECTL = ("disable-compression", "insecure-skip-tls-verify", "match-server-version")
 
 
@@ -27,8 +39,20 @@ def parse(prog: str, argv: Sequence[str], every: Mapping[str, Command]) -> argpa
     Raises:
         UsageError: it is invalid.
     """
+    if "" in argv:
+        raise UsageError("an argument is empty: is a variable of your shell not set?")
     parser, commands = _parsers(prog, every.values())
-    named, words = _command(argv, commands)
+    first, words = _command(argv, commands)
+    named = first if first in commands else ""
+    match first:
+        case "help":
+            return parse(prog, [*words, "--help"], every)
+        case "version":
+            return parse(prog, [*words, "--version"], every)
+        case word if not named and (meant := _meant(prog, word)) and not {"-h", "--help", "--version"} & {*argv}:
+            raise UsageError(f"{word}: there is no such command; {meant} (node/{word} is a node of this name)")
+    if not named:
+        named, words = "top" if {"-w", "--watch"} & {*argv} else "", [*argv]
     if not named and {"-h", "--help"} & {*argv}:
         parser.print_help()
         parser.exit()
@@ -47,8 +71,15 @@ def parse(prog: str, argv: Sequence[str], every: Mapping[str, Command]) -> argpa
     return arguments
 
 
+def _meant(prog: str, word: str) -> str:
+    """Return what somebody means by a word that is no command here; empty: nothing is known of it."""
+    if word in _PROGRAMS:
+        return f"did you mean gpu-device-plugin {word}?"
+    return _OTHER_WORDS.get(word, "").format(prog=prog, word=word)
+
+
 def _command(argv: Sequence[str], commands: Mapping[str, Parser]) -> tuple[str, list[str]]:
-    """Return the command, if there is one, and all other words: the first that is neither a flag nor a flag's value."""
+    """Return the first word that is neither a flag nor a flag's value, which may be a command, and all other words."""
     valued = {
         flag
         for each in commands.values()
@@ -59,11 +90,9 @@ def _command(argv: Sequence[str], commands: Mapping[str, Parser]) -> tuple[str, 
     after_flag = False
     for at, word in enumerate(argv):
         if not after_flag and not word.startswith("-"):
-            if word in commands:
-                return word, [*argv[:at], *argv[at + 1 :]]
-            break
+            return word, [*argv[:at], *argv[at + 1 :]]
         after_flag = not after_flag and word in valued
-    return "top" if {"-w", "--watch"} & {*argv} else "", list(argv)
+    return "", list(argv)
 
 
 def _misplaced(
@@ -77,7 +106,10 @@ def _misplaced(
         return UsageError(f"{flag} goes with {', '.join(elsewhere)}, and not with {_called(command)}; leave it out")
     if flag:
         known = [each for parser in commands.values() for each in parser.flags]
-        return no_such_argument(flag, known, f"see {prog} --help")
+        of = "" if command == _OVERVIEW else f" {command}"
+        return no_such_argument(flag, known, f"see {prog}{of} --help")
+    if command == "plan":
+        return UsageError(f"plan {words[0]}: did you mean plan --for {words[0]}?")
     if command != _OVERVIEW:
         return UsageError(f"{command}: too many arguments; see {prog} {command} --help")
     meant = nearest(words[0], [name for name in commands if name not in {"doctor", words[0]}], "")

@@ -49,6 +49,7 @@ from gpu_device_plugin.report.commands import (
     cluster_of,
     named_pod,
     needed,
+    refusal,
     switch,
     unread,
     valued,
@@ -119,8 +120,14 @@ def main(
         try:
             return asyncio.run(_run(arguments, flags, resources, kubectl))
         except _UNREADABLE as error:
-            unknown = unread(error)
-            say(sys.stderr, f"{prog}: {'; '.join(filter(None, (str(unknown), unknown.remedy)))}")
+            said = refusal(error)
+            if (
+                arguments.command.name == OVERVIEW.name
+                and arguments.instead.startswith("did")
+                and arguments.instead not in said
+            ):
+                said = f"{said}. {arguments.node} is taken for the name of a node; {arguments.instead}"
+            say(sys.stderr, f"{prog}: {said}")
             return FAILED
 
     return ending(prog, run)
@@ -159,7 +166,7 @@ async def _top(arguments: argparse.Namespace, access: Access, resources: Sequenc
             raw_nodes = await access.items(NODES, fields, labels=arguments.selector)
             raw_pods = await access.items(PODS, NOT_ENDED)
         if arguments.node and not raw_nodes:
-            raise ClusterUnreadableError(f'nodes "{arguments.node}" not found')
+            raise ClusterUnreadableError(f'nodes "{arguments.node}" not found; {arguments.instead}')
         found, warnings = cluster(raw_nodes, raw_pods, resources, parts, parts.kind)
         warnings += await add_more(found, access)
         at, notes = time.strftime("%H:%M:%S"), warnings[:3]

@@ -14,7 +14,7 @@ from gpu_device_plugin.commandline import OK, say, width
 from gpu_device_plugin.features.claims.report import claims_waiting, rows_claimed
 from gpu_device_plugin.features.report_features import ReportParts
 from gpu_device_plugin.features.use.report import at_a_glance
-from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError
+from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, InvalidError
 from gpu_device_plugin.kubernetes.kubectl import Access, ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.api_objects import escaped, readable
 from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS, PodReader
@@ -118,7 +118,12 @@ async def nodes_named(arguments: argparse.Namespace, access: Access) -> list[msg
     """
     name: str = arguments.node
     fields = [f"metadata.name={escaped(name)}"] if name else []
-    raw_nodes = await access.items(NODES, fields, labels=arguments.selector)
+    try:
+        raw_nodes = await access.items(NODES, fields, labels=arguments.selector)
+    except InvalidError as error:
+        if not arguments.selector:
+            raise
+        raise ClusterUnreadableError(f"-l {arguments.selector}: {error.said}; write -l zone=b, for example") from error
     if name and not raw_nodes:
         raise ClusterUnreadableError(f'nodes "{name}" not found; {arguments.instead}')
     return raw_nodes

@@ -20,7 +20,7 @@ from gpu_device_plugin.model.mig import is_mig_resource
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.programs.inspect.overview import nodes_named
-from gpu_device_plugin.report.commands import DRY_RUN, NODE, Command, Output, argument, unread, valued
+from gpu_device_plugin.report.commands import DRY_RUN, NODE, Command, Output, argument, refusal, valued
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 
 _REALLY = "really"
@@ -141,7 +141,7 @@ async def uninstall(arguments: argparse.Namespace, access: Access, resources: Se
                     await access.client.patch(NODES, left.node, left.status_patch, subresource="status", how=how)
             except ApiError as error:
                 complete = False
-                lines.append(f"{left.node}: the removal is incomplete: {unread(error)}")
+                lines.append(f"{left.node}: the removal is incomplete: {refusal(error)}")
                 continue
             again = f"; {_KUBELET_FORGETS}" if any(left.capacity.values()) else ""
             lines.append(f"{left.node}: removed {left}{again}")

@@ -5,14 +5,21 @@ A pod gets its GPUs by its limits; who gets them otherwise is explained by featu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpu_device_plugin.model.contract.keys import ASSIGNED, ASSUME_TIME, Clause, MalformedAnnotationError
+from gpu_device_plugin.model.contract.keys import (
+    ASSIGNED,
+    ASSUME_TIME,
+    SPLIT_LABEL,
+    Clause,
+    MalformedAnnotationError,
+)
 from gpu_device_plugin.model.contract.node_use import NodeReport
 from gpu_device_plugin.model.contract.nodegpus import ListedGpu
 from gpu_device_plugin.model.contract.promises import promises
 from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
+from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.times import rfc3339
@@ -263,6 +270,49 @@ def asks_in_mib(
             "meant, write {resource}: {units}."
         )
         yield note(code, text, amount=amount, unit=format_mib(share_mib), resource=name, units=units)
+
+
+def beyond_every_gpu(
+    asked: GpuRequest, resources: Iterable[Resource], nodes: Collection[NodeView]
+) -> Iterator[Finding]:
+    """Yield the largest GPU, and what a pod can ask for instead, if it asks for more memory of one GPU than any has."""
+    names = {resource.kind: resource.name for resource in resources}
+    demand = max(
+        (each for each in asked.demands if each.kind is Kind.MEMORY),
+        key=lambda each: each.amount // each.gpus,
+        default=Demand(Kind.MEMORY, 0),
+    )
+    sizes = {node.name: sorted((gpu.shares for gpu in node.candidate.gpus.gpus), reverse=True) for node in nodes}
+    largest = max((node for node in nodes if sizes[node.name]), key=lambda node: sizes[node.name][0], default=None)
+    if largest is None or demand.amount // demand.gpus <= (most := sizes[largest.name][0]):
+        return
+    whole = _gpus_for(demand.amount, sizes.values(), even=False) if Kind.COUNT in names else 0
+    split = _gpus_for(demand.amount, sizes.values(), even=True) if len(asked.parts) == 1 else 0
+    instead = [note("ask-less", "{resource}: {most} or less", resource=names[Kind.MEMORY], most=most * demand.gpus)]
+    if whole:
+        instead.append(note("ask-whole", "{resource}: {n} for whole GPUs", resource=names[Kind.COUNT], n=whole))
+    if split:
+        text = 'the same with the pod label {label}: "{n}", for a program that uses {n} GPUs'
+        instead.append(note("ask-split", text, label=SPLIT_LABEL, n=split))
+    yield note(
+        "beyond-every-gpu",
+        "No GPU is that large: the largest has {amount}, on node {node}. Ask for {instead:+; or }; or add a node with "
+        "larger GPUs.",
+        amount=largest.amount(most),
+        node=largest.name,
+        instead=tuple(instead),
+    )
+
+
+def _gpus_for(amount: int, sizes: Iterable[Sequence[int]], *, even: bool) -> int:
+    """Return the least number of GPUs of one node that have these shares together, in `even` parts; 0: no node has."""
+    found = (
+        number
+        for node in sizes
+        for number in range(2, len(node) + 1)
+        if (amount % number == 0 and amount // number <= node[number - 1] if even else amount <= sum(node[:number]))
+    )
+    return min(found, default=0)
 
 
 def out_of_service(gpu: ListedGpu) -> Finding:

@@ -96,7 +96,9 @@ def test_an_unknown_gpu_is_told_with_those_that_there_are(world: World, capsys: 
     assert (code, lines) == (1, ["node node-b has no GPU 7; it has GPU 0 (01a2b3c4)"])
     world.has({**node("bare"), "metadata": {"name": "bare", "uid": "u"}})
     assert "lists no GPUs by UUID" in told(world, capsys, "cordon", "bare", "0")[1][0]
-    assert "node nowhere cannot be read" in told(world, capsys, "cordon", "nowhere", "0")[1][-1]
+    last = told(world, capsys, "cordon", "nowhere", "0")[1][-1]
+    assert last.startswith("node nowhere cannot be read")
+    assert last.endswith("kubectl get nodes lists the nodes")
 
 
 def test_two_people_at_once_lose_nothing(world: World) -> None:
@@ -115,7 +117,9 @@ def test_a_missing_right_is_told(world: World, capsys: pytest.CaptureFixture[str
     world.has(refuse="node-a")
     code, lines = told(world, capsys, "cordon", "node-a", "1")
     assert code == 1
-    assert lines[0].startswith("the cordon cannot be written: the right to patch nodes in the whole cluster")
+    right = "the right to patch nodes in the whole cluster is missing"
+    who = "ask an administrator of the cluster to grant it; gpushare-viewer does not"
+    assert lines[0] == f"the cordon cannot be written: {right}; {who}"
 
 
 def test_a_damaged_annotation_is_left_and_told(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,3 +236,13 @@ def test_pods_with_whole_instances_are_told_and_stay(world: World, capsys: pytes
     world.has(made, holder)
     code, lines = told(world, capsys, "cordon", "node-c", "MIG-9", "--drain")
     assert (code, lines[-1]) == (1, "  it has a whole MIG instance, and such pods are not moved: default/lab")
+
+
+@pytest.mark.parametrize("command", ["cordon", "uncordon"])
+def test_who_may_not_read_nodes_is_told_who_grants_it_and_no_command_that_is_forbidden_too(
+    world: World, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    world.has(forbidden=[["get", "nodes", ""]])
+    said = "node node-a cannot be read: the right to get nodes in the whole cluster is missing; ask an administrator"
+    more = " of the cluster for it; docs/doctor.md has the commands that grant all rights needed here"
+    assert told(world, capsys, command, "node-a", "0") == (1, [said + more])

@@ -71,7 +71,8 @@ def test_a_kind_that_must_not_be_listed_is_told(world: World, capsys: pytest.Cap
     code, lines = told(world, capsys)
     assert code == 1
     assert lines[-1] == (
-        "deployments are not listed: the right to list deployments.apps in the namespace default is missing"
+        "deployments are not listed: the right to list deployments.apps in the namespace default is missing; "
+        "ask an administrator of the cluster to grant it; gpushare-viewer does not"
     )
 
 
@@ -115,7 +116,8 @@ def test_without_the_right_it_sleeps_on_and_the_right_is_named(
     world.has(refuse="web")
     code, (line,) = told(world, capsys, "deployment/web")
     missing = "the right to patch deployments/scale.apps in the namespace default is missing"
-    assert (code, line) == (1, f"default/deployment/web is not woken: {missing}")
+    who = "ask an administrator of the cluster to grant it; gpushare-viewer does not"
+    assert (code, line) == (1, f"default/deployment/web is not woken: {missing}; {who}")
     assert now(world, "web") == (0, SLEEPS)
 
 

@@ -162,3 +162,14 @@ def test_long_messages_are_cut_and_kept_on_one_line() -> None:
         "patch pods default/a: 500 Internal Server Error: a b xxx"
     )
     assert len(str(error_from(CALL, body, status=500))) < 400
+
+
+def test_why_kubectls_proxy_reached_no_server_is_told() -> None:
+    """It answers in plain text; a page in HTML tells nothing, and of a write nothing is quoted."""
+    reading, writing = Call("list", "nodes"), Call("patch", "pods", "", "default", "a")
+    refused = b"dial tcp 127.0.0.1:1: connect: connection refused\n\nmore"
+    told = [str(error_from(call, refused, status=500)) for call in (reading, writing)]
+    assert told[0] == "list nodes: 500 Internal Server Error: dial tcp 127.0.0.1:1: connect: connection refused"
+    assert told[1] == "patch pods default/a: 500 Internal Server Error"
+    for body in (b"<html>", b"", b"\x1b[31m"):
+        assert str(error_from(reading, body, status=502)) == "list nodes: 502 Bad Gateway"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_device_plugin.aio.http import Page, page_at, serving_routes
-from gpu_device_plugin.programs.doctor.node_reading import agents, ask
+from gpu_device_plugin.programs.doctor.node_reading import Running, agents, ask
 from gpu_device_plugin.programs.doctor.rules.symptoms import AgentSeen
 from gpu_device_plugin.report.rules.finding import Unknown
 from gpu_device_plugin.settings.forms import Address
@@ -97,3 +97,10 @@ async def test_one_that_does_not_answer_is_ill_and_one_that_is_not_there_is_else
     assert isinstance(refused, Unknown)
     assert refused.code == "agent-unreachable"
     assert isinstance(await ask(None, 5), Unknown)
+
+
+def test_an_agent_is_told_by_its_process_node_and_command_line() -> None:
+    named = Running(["node", "--http=:9445"], {"NODE_NAME": "a"}, Path("/proc/42/root"))
+    assert str(named) == "process 42 of node a (gpu-device-plugin node --http=:9445)"
+    assert str(Running(["node"], {}, Path("/proc/7/root"))) == "process 7 (gpu-device-plugin node)"
+    assert [Running([], {}, Path(f"/proc/{pid}/root")).alone for pid in (1, 11)] == [True, False]

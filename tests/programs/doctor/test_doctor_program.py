@@ -1,5 +1,6 @@
 """`gpu-device-plugin doctor` on a node made for the test: it tells what is there, and nothing holds it up."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -324,6 +325,33 @@ def test_what_is_found_is_printed_and_the_worst_is_the_exit_code(
     assert "error    agent              no agent runs here" in printed
     assert main(settings, NOWHERE, agents_running=0, as_json=True, profiles=Profiles()) == 4
     assert json.loads(capsys.readouterr().out)["severity"] == "error"
+
+
+@pytest.mark.skipif(any(Path("/usr/lib").rglob("libnvidia-ml.so.1")), reason="this machine has NVML")
+@pytest.mark.parametrize("in_container", [True, False])
+async def test_without_a_driver_that_is_said_first(tmp_path: Path, *, in_container: bool) -> None:
+    settings = NODE_SETTINGS(device_plugin_dir=tmp_path, pod_resources_socket=tmp_path / "none.sock", api="off")
+    seen = await examined(settings, DoctorPlace(in_container=in_container, libraries=tmp_path, answer_s=2), 0)
+    first = examine(CHECKS, seen)[0]
+    where = "this container has no NVIDIA driver" if in_container else "no NVIDIA driver is installed on this machine"
+    assert f"{first.check}: {first}" == f"driver: {where} (libnvidia-ml.so.1 is not there)"
+    assert found(seen, "device nodes") == []
+
+
+async def test_of_several_agents_it_is_told_whose_settings_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["--gpus=fake:1xT4", "--api=off", f"--device-plugin-dir={tmp_path}"]
+    running = [
+        Running(["node", "--no-such-flag"], {}, Path("/proc/4/root")),
+        Running(["node", *given], {"NODE_NAME": "a"}, Path("/proc/5/root")),
+        Running(["node"], {}, Path("/proc/6/root")),
+    ]
+    monkeypatch.setattr(node_reading, "agents", lambda _: running)
+    assert await asyncio.to_thread(cli.main, ["doctor"]) == 4
+    said = "note     settings           those of the agent that runs on this machine: process 5 of node a "
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(said))
+    assert line.endswith("; 1 other agent runs here")
 
 
 def test_the_doctor_looks_where_the_agent_was_told_to_unless_it_is_told_otherwise() -> None:

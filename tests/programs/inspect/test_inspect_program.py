@@ -18,7 +18,7 @@ import yaml
 
 from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.kubernetes.client.api_client import Timing
-from gpu_device_plugin.kubernetes.client.errors import ApiError
+from gpu_device_plugin.kubernetes.client.errors import ApiError, Call, NotFoundError
 from gpu_device_plugin.kubernetes.kubectl import reaching
 from gpu_device_plugin.kubernetes.objects.decoding import NODES
 from gpu_device_plugin.model.contract.node_use import ContainerUse
@@ -26,6 +26,7 @@ from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.programs.inspect.arguments import parse
 from gpu_device_plugin.programs.inspect.inspect_program import main
+from gpu_device_plugin.report.commands import refusal
 from gpu_device_plugin.testing.cluster.cluster_kinds import field_selector
 from gpu_device_plugin.testing.cluster.cluster_store import merge
 from tests.cluster_double.selectors import label_selector
@@ -172,7 +173,10 @@ class World:
             named = [one for one in found if one["metadata"]["name"] == name[0]]
             return (200, named[0]) if named else failure(404, "NotFound", f'{plural} "{name[0]}" not found')
         if "labelSelector" in query:
-            found = list(filter(label_selector(query["labelSelector"]), found))
+            try:
+                found = list(filter(label_selector(query["labelSelector"]), found))
+            except ValueError:
+                return failure(400, "BadRequest", "found '=', expected: ',' or 'end of string'")
         if "fieldSelector" in query:
             found = list(filter(field_selector(query["fieldSelector"], FIELDS), found))
         start, limit = int(query.get("continue", 0)), min(int(query.get("limit", 0)) or 10**6, script["page"])
@@ -513,10 +517,9 @@ def test_a_list_that_has_expired_is_read_in_one_piece(shared: World, capsys: pyt
 def test_what_kubectl_complains_of_is_shown(shared: World, capfd: pytest.CaptureFixture[str]) -> None:
     shared.api.refuse("error: You must be logged in to the server (Unauthorized)\n")
     assert shared.inspect() == 1
-    first, second = capfd.readouterr().err.splitlines()
-    assert first == "error: You must be logged in to the server (Unauthorized)"
-    why = "exit code 1; its message, if any, stands above"
-    assert second == f"kubectl inspect gpushare: {shared.kubectl} proxy: {why}"
+    (line,) = capfd.readouterr().err.splitlines()
+    why = "You must be logged in to the server (Unauthorized)"
+    assert line == f"kubectl inspect gpushare: {shared.kubectl} proxy: {why}"
 
 
 def test_a_cluster_that_does_not_answer_is_told(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -529,7 +532,7 @@ def test_a_cluster_that_does_not_answer_is_told(shared: World, capsys: pytest.Ca
 def test_a_kubectl_that_was_killed(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.kubectl.write_text("#!/bin/sh\nkill -KILL $$\n", encoding="utf-8")
     assert world.inspect() == 1
-    assert "kubectl proxy: ended by SIGKILL; its message, if any, stands above" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("kubectl proxy: ended by SIGKILL\n")
 
 
 @pytest.mark.parametrize("garbage", ["<html>Sign in</html>", "[]", '{"items": 7}', "\\xff"])
@@ -586,7 +589,7 @@ def test_a_pod_that_has_its_place_is_told_where(shared: World, capsys: pytest.Ca
     assert shared.inspect("why", "big", "--context=prod") == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "ml/big is on node node-a (Running)."
-    assert shared.api.calls[1] == ["--context=prod", "config", "view", "--output=json"]
+    assert shared.api.calls[0] == ["--context=prod", "config", "view", "--output=json"]
     assert shared.inspect("why", "-n", "default", "web-0") == 0
     assert capsys.readouterr().out.splitlines()[0] == "default/web-0 is on node node-a (Running)."
 
@@ -683,7 +686,7 @@ def test_a_pod_that_is_not_there(shared: World, capfd: pytest.CaptureFixture[str
     assert printed.out == ""
     assert printed.err.splitlines() == [
         (
-            f'{PROG}: pod default/big cannot be read: get pods default/big: 404 NotFound: pods "big" not found; if it '
+            f'{PROG}: pod default/big cannot be read: pods "big" not found; if it '
             "is in another namespace, name that with -n"
         )
     ]
@@ -966,6 +969,29 @@ def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.Capt
         (["--json"], "--json goes with doctor, and not with no command (the overview); leave it out"),
         (["doctor", "node"], "doctor: too many arguments; see kubectl inspect gpushare doctor --help"),
         (["-x"], "-x: there is no such argument; see kubectl inspect gpushare --help"),
+        (
+            ["cost"],
+            "cost: there is no such command; did you mean gpu-device-plugin cost? (node/cost is a node of this ",
+        ),
+        (
+            ["simulate", "--nodes", "4xT4"],
+            "simulate: there is no such command; did you mean gpu-device-plugin simulate?",
+        ),
+        (
+            ["get", "nodes"],
+            "get: there is no such command; kubectl inspect gpushare shows all nodes (node/get is a node",
+        ),
+        (["describe", "pod"], "describe: there is no such command; kubectl inspect gpushare why POD explains one; "),
+        (
+            ["drain", "n1"],
+            "drain: there is no such command; did you mean kubectl inspect gpushare cordon NODE GPU --drain?",
+        ),
+        (["why", ""], "an argument is empty: is a variable of your shell not set?"),
+        (["-n", ""], "an argument is empty: is a variable of your shell not set?"),
+        (["-o", "yml"], "-o/--output: invalid choice: 'yml' (choose from 'gpushare', 'wide', 'json', 'yaml'); did you"),
+        (["plan", "want"], "plan want: did you mean plan --for want?"),
+        (["incident", "--since", "1h"], "--since: there is no such argument; see kubectl inspect gpushare incident"),
+        (["logs", "x"], "logs: there is no such command; did you mean kubectl logs?"),
         (["--domain", "UPPER"], "--domain: 'UPPER' is not a domain that the kubelet accepts; "),
     ],
 )
@@ -976,6 +1002,42 @@ def test_misuse_is_one_sentence(
     printed = capsys.readouterr()
     assert printed.err.startswith(f"kubectl inspect gpushare: {sentence}")
     assert (printed.out, printed.err.count("\n"), world.api.calls) == ("", 1, [])
+
+
+def test_what_is_not_there_is_told_with_where_to_look(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (("why", "deployment/web"), "a pod is wanted here: kubectl get pods lists those of a workload\n"),
+        (("-l", "a==b=c"), "; write -l zone=b, for example\n"),
+        (("top", "nowhere"), 'nodes "nowhere" not found; kubectl get nodes lists the existing ones\n'),
+    ):
+        assert world.inspect(*words) == 1
+        assert capsys.readouterr().err.endswith(said)
+
+
+def test_what_answers_may_be_no_api_server_at_all() -> None:
+    lists = Call("list", "nodes")
+    no_api = NotFoundError(lists, "404 Not Found", status=404)
+    there = "no Kubernetes API server answers there: see the server in kubectl config view"
+    assert refusal(no_api) == f"list nodes: 404 Not Found; {there}"
+    assert refusal(NotFoundError(lists, "404 NotFound: x", reason="NotFound", said="x"), "advice") == "x; advice"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["help"], "usage: kubectl inspect gpushare [COMMAND] [flags]"),
+        (["help", "why"], "usage: kubectl inspect gpushare why [-h]"),
+        (["cost", "--help"], "usage: kubectl inspect gpushare [COMMAND] [flags]"),
+        (["version"], "gpu-device-plugin 0."),
+    ],
+)
+def test_help_and_version_are_words_too(
+    world: World, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        world.inspect(*words)
+    assert capsys.readouterr().out.startswith(said)
+    assert world.api.calls == []
 
 
 @pytest.mark.parametrize("words", [["-o", "table"], ["-d", "-o", "json"]])

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from gpu_device_plugin.kubernetes.kubeconfigs import parsed
 from gpu_device_plugin.kubernetes.kubectl import Selected, reaching, selected
 from gpu_device_plugin.kubernetes.objects.decoding import NODES
 from tests import builders
@@ -19,11 +20,12 @@ from tests.programs.inspect.test_inspect_program import World, gpu, node, pod, w
 from tests.programs.web.test_kubeconfig import Home, home, running, session  # noqa: F401 - a fixture
 
 PATH = "/k8s/clusters/c-m%20x"
+DIRECT, BEHIND = "https://10.0.0.1:6443", f"https://rancher.example:8443{PATH}/"
 
 
 def config() -> bytes:
     """A configuration of kubectl with two clusters, of which the second has the path `PATH`."""
-    there = {"server": f"https://rancher.example:8443{PATH}/"}
+    there = {"server": BEHIND}
     return json.dumps(
         {
             "current-context": "gateway",
@@ -32,7 +34,7 @@ def config() -> bytes:
                 {"name": "gateway", "context": {"cluster": "b", "user": "bob"}},
             ],
             "clusters": [
-                {"name": "a", "cluster": {"server": "https://10.0.0.1:6443"}},
+                {"name": "a", "cluster": {"server": DIRECT}},
                 {"name": "b", "cluster": there},
             ],
         }
@@ -42,26 +44,30 @@ def config() -> bytes:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ((), Selected("gateway", "bob", "", PATH)),
-        (("--context=direct",), Selected("direct", "ann", "team")),
-        (("--context=direct", "--cluster=b", "--user=eve"), Selected("direct", "eve", "team", PATH)),
-        (("--server=http://[::1]:80//a/./b/",), Selected("gateway", "bob", "", "/a/b")),
-        (("--server=https://x/a", "--server=https://x"), Selected("gateway", "bob")),
+        ((), Selected("gateway", "bob", "", PATH, BEHIND)),
+        (("--context=direct",), Selected("direct", "ann", "team", "", DIRECT)),
+        (("--context=direct", "--cluster=b", "--user=eve"), Selected("direct", "eve", "team", PATH, BEHIND)),
+        (
+            ("--server=http://[::1]:80//a/./b/",),
+            Selected("gateway", "bob", "", "/a/b", "http://[::1]:80//a/./b/"),
+        ),
+        (("--server=https://x/a", "--server=https://x"), Selected("gateway", "bob", "", "", "https://x")),
         (("--context=absent",), Selected("absent")),
-        (("--as=eve",), Selected("gateway", "eve", "", PATH)),
-        (("--server=localhost:8080",), Selected("gateway", "bob")),  # http is meant, and no path is allowed
-        (("--server=http://[",), Selected("gateway", "bob")),
+        (("--as=eve",), Selected("gateway", "eve", "", PATH, BEHIND)),
+        # http is meant, and no path is allowed
+        (("--server=localhost:8080",), Selected("gateway", "bob", "", "", "localhost:8080")),
+        (("--server=http://[",), Selected("gateway", "bob", "", "", "http://[")),
     ],
 )
 def test_the_path_of_the_server_that_flags_and_configuration_select_is_known(
     flags: tuple[str, ...], expected: Selected
 ) -> None:
-    assert selected(config(), flags) == expected
+    assert selected(parsed(config()), flags) == expected
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff", b"{}", b'{"contexts": null, "clusters": null}', b'{"contexts": 1}'])
 def test_without_a_configuration_nothing_is_selected(text: bytes) -> None:
-    assert selected(text, ()) == Selected()
+    assert selected(parsed(text), ()) == Selected()
 
 
 def test_every_command_reads_the_cluster_behind_a_path(

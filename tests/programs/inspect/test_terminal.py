@@ -288,6 +288,10 @@ def test_the_doctor_examines_what_may_be_read(world: World, capsys: pytest.Captu
 def test_a_word_that_is_nearly_a_command_is_no_node(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert world.inspect("doctro") == 1
     assert 'nodes "doctro" not found; did you mean doctor?' in capsys.readouterr().err
+    world.api.refuse("error: no login\n")
+    assert world.inspect("doctro") == 1
+    said = "no login. doctro is taken for the name of a node; did you mean doctor?\n"
+    assert capsys.readouterr().err.endswith(f"kubectl proxy: {said}")
 
 
 # --- Why, and the doctor ----------------------------------------------------------------------------------------------

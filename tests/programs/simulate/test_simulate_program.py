@@ -451,7 +451,7 @@ def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("sys.exit('Error from server (Forbidden)')", "could not list nodes and pods (exit code 1)"),
+        ("sys.exit('Error from server (Forbidden)')", "could not list nodes and pods: Error from server (Forbidden); "),
         ("print('x' * 300_000_000)", "more than 256 MiB"),
         ("", "/no/kubectl: is not on the PATH; the cluster is read through it: install it"),
     ],

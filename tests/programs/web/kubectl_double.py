@@ -51,8 +51,9 @@ class Proxy:
                         await response.write(chunk)
                 return response
         except aiohttp.ClientConnectorError as error:
-            sys.stderr.write(f"E1122 proxy_server.go] Error while proxying request: {error}\n")
-            return web.Response(status=502, text="Bad Gateway")
+            place = "E1122 10:30:00.123456      42 proxy_server.go:147]"
+            sys.stderr.write(f"{place} Error while proxying request: {error}\n")
+            return web.Response(status=500, text=f"{error}\n")
 
 
 async def serve(script: dict[str, Any], flags: dict[str, str]) -> None:

@@ -1,17 +1,18 @@
 """What there is to know of a pod before one looks at any node."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from gpu_device_plugin.model.contract.keys import ALLOCATION, ASSIGNED, ASSUME_TIME, IDX, USE_MODEL
+from gpu_device_plugin.model.contract.keys import ALLOCATION, ASSIGNED, ASSUME_TIME, IDX, SPLIT_LABEL, USE_MODEL
 from gpu_device_plugin.model.placing import Demand
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.model.resources import Kind
+from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.report.rules.node_view import NodeView
+from gpu_device_plugin.report.rules.pod_causes import beyond_every_gpu
 from gpu_device_plugin.scheduler.rules.node_constraints import SchedulingStatus
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from tests.findings import facts
@@ -25,6 +26,7 @@ OURS = SchedulingStatus(
     scheduler="gpushare-scheduler", condition_reason="Unschedulable", condition="0/1 nodes are available"
 )
 NO_STATUS = SchedulingStatus()
+MEMORY_ALONE = [resource for resource in RESOURCES if resource.kind is Kind.MEMORY]
 ASKED = GpuRequest((Part(Demand(Kind.MEMORY, 4)),))
 
 
@@ -109,6 +111,44 @@ def test_annotations_of_other_systems_are_told_of_pods_with_and_without_shares()
 
 def test_what_looks_like_mib_is_told_first() -> None:
     assert of(pod({MEM: 8000}))[0] == "asks-in-mib"
+
+
+@pytest.mark.parametrize(
+    ("amounts", "gpus", "resources", "nodes", "instead"),
+    [
+        ([15], 1, RESOURCES, [(15,)], None),
+        ([60], 1, RESOURCES, [()], None),
+        ([60], 1, RESOURCES, [], None),
+        ([], 1, RESOURCES, [(15,)], None),
+        ([60], 1, RESOURCES, [(15,), (10, 20)], "20 GiB on n1: MEM 20"),
+        ([30], 1, RESOURCES, [(20, 20), (15, 15, 15)], "20 GiB on n0: MEM 20, COUNT 2, label 2"),
+        ([25], 1, RESOURCES, [(15, 15)], "15 GiB on n0: MEM 15, COUNT 2"),  # which is no even number
+        ([40], 1, RESOURCES, [(30, 10)], "30 GiB on n0: MEM 30, COUNT 2"),  # no two have 20 each
+        ([40], 1, MEMORY_ALONE, [(20, 20)], "20 GiB on n0: MEM 20, label 2"),
+        ([4, 30], 1, RESOURCES, [(20, 20)], "20 GiB on n0: MEM 20, COUNT 2"),  # of several containers none is split
+        ([80], 2, RESOURCES, [(20, 20, 20, 20)], "20 GiB on n0: MEM 40, COUNT 4, label 4"),
+    ],
+)
+def test_a_pod_that_is_larger_than_every_gpu_learns_what_it_can_ask_for(
+    amounts: list[int], gpus: int, resources: Sequence[Resource], nodes: list[tuple[int, ...]], instead: str | None
+) -> None:
+    asked = GpuRequest(tuple(Part(Demand(Kind.MEMORY, amount, gpus)) for amount in amounts))
+    there = [node_view(f"n{at}", sizes) for at, sizes in enumerate(nodes)]
+    said = list(map(str, beyond_every_gpu(asked, resources, there)))
+    if instead is None:
+        assert said == []
+        return
+    (sentence,) = said
+    has, _, options = instead.partition(": ")
+    size, _, name = has.partition(" on ")
+    words = {
+        "MEM": f"{MEM}: {{}} or less",
+        "COUNT": f"{COUNT}: {{}} for whole GPUs",
+        "label": f'the same with the pod label {SPLIT_LABEL}: "{{0}}", for a program that uses {{0}} GPUs',
+    }
+    asks = "; or ".join(words[option.split()[0]].format(option.split()[1]) for option in options.split(", "))
+    begin = f"No GPU is that large: the largest has {size}, on node {name}. Ask for "
+    assert sentence == f"{begin}{asks}; or add a node with larger GPUs."
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,14 @@ def main(sources: Sources[MpsSupervisorSettings], texts: Texts, settings: MpsSup
 
     At the end all daemons are told to quit, and the GPUs get their compute modes back. Raises UsageError.
     """
+    shm = settings.mps_dir / SHM_DIRECTORY
+    if settings.shm_size_mib and "KUBERNETES_SERVICE_HOST" not in os.environ and not os.path.ismount(shm):
+        raise UsageError(
+            f"mps: this is no pod of a cluster, and a tmpfs at {shm} would stay here: deploy/optional/mps.yaml "
+            "runs the supervisor in a pod; to run it here all the same, mount one yourself, or use --shm-size=0MiB"
+        )
     try:
-        share(settings.mps_dir / SHM_DIRECTORY, settings.shm_size_mib)
+        share(shm, settings.shm_size_mib)
         driver = Nvidia(os.environ)
         supervisor = Supervisor(settings.mps_dir, driver)
     except OSError as error:

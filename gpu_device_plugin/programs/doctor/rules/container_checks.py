@@ -19,6 +19,9 @@ UNREAD_ADVICE = "see dmesg, and whether nvidia-smi shows it; reset it or restart
 
 def driver(node: NodeSymptoms) -> Iterator[Finding]:
     """Check that the driver answers, and lists a GPU."""
+    if node.driver_missing:
+        yield _no_driver(node)
+        return
     if node.driver_problem:
         yield error("driver-unusable", "{problem}", "see also the agent's log", problem=node.driver_problem)
         return
@@ -35,6 +38,21 @@ def driver(node: NodeSymptoms) -> Iterator[Finding]:
     cards = ", ".join(f"{count} x {model}" for model, count in sorted(models.items()))
     invented = " (invented)" if node.invented else ""
     yield ok("driver", "driver {version}, {gpus}", version=version, gpus=f"{cards}{invented}")
+
+
+def _no_driver(node: NodeSymptoms) -> Finding:
+    if node.in_container:
+        return error(
+            "no-driver-in-container",
+            "this container has no NVIDIA driver (libnvidia-ml.so.1 is not there)",
+            "its pod needs runtimeClassName: nvidia, and the node the driver: nvidia-smi there lists its GPUs then",
+        )
+    return error(
+        "no-driver",
+        "no NVIDIA driver is installed on this machine (libnvidia-ml.so.1 is not there)",
+        "install it (docs.nvidia.com/datacenter/tesla), until nvidia-smi lists the GPUs; on a machine without GPUs try "
+        "gpu-device-plugin demo, or the agent with --gpus fake:4xT4",
+    )
 
 
 def gpus(node: NodeSymptoms) -> Iterator[Finding]:
@@ -57,6 +75,8 @@ def device_nodes(node: NodeSymptoms) -> Iterator[Finding]:
     if node.invented:
         yield ok("invented", "invented GPUs have none")
         return
+    if node.driver_missing:
+        return  # which makes them
     wrong = {path: why for path, why in node.device_nodes.items() if why}
     uvm = CONTROL_NODES[1]
     if uvm in wrong and node.in_container:

@@ -125,6 +125,16 @@ def _agent(node: NodeSymptoms) -> Iterator[Finding]:
 
 
 def _settings(node: NodeSymptoms) -> Iterator[Finding]:
+    if node.followed:
+        agent, *others = node.followed
+        more = "; {others:other agent runs|other agents run} here" if others else ""
+        yield note(
+            "settings-of-agent",
+            f"those of the agent that runs on this machine: {{agent}}{more}",
+            "flags of gpu-device-plugin doctor come before them",
+            agent=agent,
+            **({"others": len(others)} if others else {}),
+        )
     profiles = node.profiles
     if not profiles.folder:
         if profiles.problems:

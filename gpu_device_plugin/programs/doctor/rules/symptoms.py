@@ -245,6 +245,8 @@ class NodeSymptoms:
     """The share size that the agent uses; None: it has recorded none."""
     in_container: bool = False
     profiles: Profiles = NO_PROFILES
+    followed: tuple[str, ...] = ()
+    """The agents of this machine, each as its process and command line: the settings are those of the first."""
     extra_grant_problem: str = ""
     """Why the file of the setting `extra_grant` cannot be used, with advice."""
     mps: Mapping[str, MpsGpu] | str = ""
@@ -255,6 +257,8 @@ class NodeSymptoms:
     # The hardware
     driver_problem: str = ""
     """Why the driver cannot be used, with advice."""
+    driver_missing: bool = False
+    """The reason is that its library is not here."""
     inventory: Inventory
     unhealthy: Mapping[str, str] = field(default_factory=dict)
     """Why a GPU is out of service, by UUID."""

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -177,3 +179,15 @@ def test_a_directory_that_cannot_be_used_is_told_with_the_remedy(world: Node) ->
     remedy = "the supervisor's container has to be privileged, with a writable directory of the node at mps_dir"
     until(lambda: world.said(remedy), "it is told")
     assert world.said(f"mps_dir: {world.directory}")
+
+
+def test_outside_of_a_pod_nothing_is_mounted(world: Node) -> None:
+    """A tmpfs would stay on the machine. With a size of 0 nothing is mounted anyway."""
+    directory = world.directory
+    words = [sys.executable, "-m", "gpu_device_plugin", "mps", f"--mps-dir={directory}"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env={})
+    assert done.returncode == 2
+    said = f"mps: this is no pod of a cluster, and a tmpfs at {directory}/shm would stay here: "
+    assert done.stderr.startswith(f"gpu-device-plugin: {said}deploy/optional/mps.yaml")
+    assert done.stderr.endswith("or use --shm-size=0MiB\n")
+    assert not directory.exists()

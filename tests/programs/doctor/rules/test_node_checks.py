@@ -145,6 +145,9 @@ SHOWN = "paths runtimes devices gpu why"
     ("check", "changes", "expected"),
     [
         case("driver", "error driver-unusable", driver_problem="it hangs"),
+        case("driver", "error no-driver", driver_problem="x", driver_missing=True),
+        case("driver", "error no-driver-in-container", driver_problem="x", driver_missing=True, in_container=True),
+        case("device nodes", driver_missing=True, device_nodes={"/dev/nvidiactl": "is missing"}),
         case("driver", "error no-gpu", inventory=NO_INVENTORY),
         case("driver", "ok driver", gpus="gpus.yaml"),
         case(
@@ -552,3 +555,10 @@ def test_a_node_is_seen_with_what_its_annotations_say() -> None:
     seen = node_seen(NodeRecord("a", "uid", annotations={NODE_USE: "nonsense"}, capacity={MEM: 8}), 0.0, annotated=True)
     assert (seen.name, seen.capacity, seen.annotated, seen.gpus) == ("a", {MEM: 8}, True, NO_GPUS)
     assert (seen.report, len(seen.report_problems)) == (NO_REPORT, 1)
+
+
+def test_it_is_told_whose_settings_are_examined() -> None:
+    assert of("settings", "agent others", followed=("process 7",)) == ["note settings-of-agent agent=process 7"]
+    several = changed(WELL, {"followed": ("a", "b", "c")})
+    (said,) = CHECKS["settings"](several)
+    assert str(said) == "those of the agent that runs on this machine: a; 2 other agents run here"
