@@ -3,10 +3,12 @@
 Of a kustomization: `resources`, `components`, `patches` of the form of JSON Patch, `replicas` and `images`.
 """
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.deploy.manifests import DEPLOY, Json, Objects, by_name, documents, parsed, pod_of
+from tests.deploy.manifests import AGENT, DEPLOY, Json, Objects, by_name, documents, parsed, patched, pod_of
 
 OVERLAYS = DEPLOY / "overlays"
 NAMES = sorted(path.name for path in OVERLAYS.iterdir())
@@ -14,12 +16,17 @@ FILES = ("kustomization.yaml", "Kustomization")
 _FIELDS = {"apiVersion", "kind", "resources", "components", "patches", "replicas", "images"}
 
 
-def render(overlay: str = "", images: list[Json] | None = None) -> Objects:
+def render(overlay: str = "", images: list[Json] | None = None, options: Iterable[str] = ()) -> Objects:
     """Return what `make deploy` applies, by default without an overlay, and with the images of the manifests."""
     top: Json = {"resources": [DEPLOY], "images": images or []}
+    top["resources"] += [path for each in options if (path := DEPLOY / "optional" / f"{each}.yaml").exists()]
     if overlay:
         top["components"] = [OVERLAYS / overlay]
-    return by_name(_built(Path("/"), top, []))
+    made = by_name(_built(Path("/"), top, []))
+    for path in (DEPLOY / "patches" / f"{each}-agent.yaml" for each in options):
+        if path.exists():
+            made[AGENT] = patched(made[AGENT], documents(path)[0])
+    return made
 
 
 def kustomization_in(folder: Path) -> Json:
@@ -41,9 +48,11 @@ def _built(folder: Path, kustomization: Json, objects: list[Json]) -> list[Json]
         objects = _built(folder / name, component, objects)
     for patch in kustomization.get("patches", ()):
         assert set(patch) == {"target", "patch"}
-        (target,) = _chosen(objects, **patch["target"])
-        for operation in parsed(patch["patch"])[0]:
-            _patch(target, **operation)
+        targets = _chosen(objects, **patch["target"])
+        assert targets
+        for target in targets:
+            for operation in parsed(patch["patch"])[0]:
+                _patch(target, **operation)
     for each in kustomization.get("replicas", ()):
         (target,) = _chosen(objects, kind="Deployment", name=each["name"])
         target["spec"]["replicas"] = each["count"]
@@ -54,7 +63,7 @@ def _built(folder: Path, kustomization: Json, objects: list[Json]) -> list[Json]
 
 
 def _chosen(objects: list[Json], kind: str, name: str) -> list[Json]:
-    return [each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+    return [each for each in objects if each["kind"] == kind and re.fullmatch(name, each["metadata"]["name"])]
 
 
 def _patch(target: Any, op: str, path: str, value: Any = None) -> None:

@@ -16,6 +16,7 @@ from tests.deploy.kustomize import NAMES, OVERLAYS, kustomization_in, render
 from tests.deploy.manifests import AGENT, DEPLOY, Json, by_name, documents, parsed, pod_of
 from tests.deploy.templates import Chart
 from tests.deploy.test_apply import Kubectl, api_server
+from tests.deploy.test_patches import in_order
 from tests.docs.pages import DOCS, blocks, text_of
 from tests.names import MEM
 from tools.publishing import INSTALLED
@@ -24,6 +25,8 @@ ROOT = DEPLOY.parent
 SCHEDULER = ("Deployment", "gpushare", "gpushare-scheduler")
 CLASS = ("RuntimeClass", "", "nvidia")
 EXAMPLE = ("Pod", "default", "gpushare-example")
+OPTIONS = ["capacity", "dra", "dra-mutating-policy", "dra-templates", "evict", "idle", "limits", "mig", "mps"]
+OPTIONS += ["mutating-policy", "networkpolicy", "web"]
 FAKE = {"fake-gpus", "kind", "k3d", "minikube"}
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"
 
@@ -141,6 +144,13 @@ def test_the_label_stays_the_switch_and_every_overlay_says_what_comes_next(overl
     assert "\n# Next:\n#   kubectl " in text
 
 
+def test_the_overlay_without_a_runtime_class_is_for_every_daemonset_of_ours() -> None:
+    made = render("default-runtime", options=OPTIONS)
+    workloads = [each for each in made.values() if each["kind"] == "DaemonSet"]
+    assert {each["metadata"]["name"] for each in workloads} == {"gpushare-node", "gpushare-mps", "gpushare-limits"}
+    assert all("runtimeClassName" not in pod_of(each) for each in workloads)
+
+
 def test_without_an_overlay_it_is_what_a_release_installs() -> None:
     assert kustomization_in(DEPLOY)["resources"] == list(INSTALLED)
     assert len(render()) == sum(len(documents(DEPLOY / name)) for name in INSTALLED)
@@ -177,6 +187,12 @@ def test_an_unknown_overlay_is_answered_with_those_that_there_are(clone: Path) -
     assert done.stderr.startswith(f"There is no overlay kid. OVERLAY is one of: {' '.join(NAMES)}; or the path of ")
 
 
+def test_an_unknown_option_is_answered_with_those_that_there_are(clone: Path) -> None:
+    done = make(clone, "deploy", "IMAGE=a:1", "WITH=web wep")
+    assert done.returncode != 0
+    assert done.stderr.startswith(f"There is no wep to install. WITH is some of: {' '.join(OPTIONS)}\n")
+
+
 def test_image_and_push_call_the_tool_of_your_choice(clone: Path) -> None:
     built = make(clone, "--silent", "image", "IMAGE=r.example/ours:1", "CONTAINER_TOOL=echo", "ARGS=--build-arg BASE=b")
     assert built.stdout == "build --tag r.example/ours:1 --build-arg REVISION=unknown --build-arg BASE=b .\n"
@@ -196,11 +212,11 @@ def test_image_and_push_call_the_tool_of_your_choice(clone: Path) -> None:
     ],
 )
 def test_an_image_is_read_as_docker_reads_it(clone: Path, image: str, line: Json) -> None:
-    make(clone, "manifests", f"IMAGE={image}", "KUBECTL=echo", "KUBERNETES=v1.31.4", "OVERLAY=gke")
+    make(clone, "manifests", f"IMAGE={image}", "KUBECTL=echo", "KUBERNETES=v1.31.4", "OVERLAY=gke", "WITH=web")
     (made,) = documents(clone / "build" / "deploy" / "kustomization.yaml")
     scheduler = "registry.k8s.io/kube-scheduler"
     assert made == {
-        "resources": ["../../deploy"],
+        "resources": ["../../deploy", "../../deploy/optional/web.yaml"],
         "components": ["../../deploy/overlays/gke"],
         "images": [
             {"name": "gpu-device-plugin", **line},
@@ -236,31 +252,36 @@ def kubectl_program() -> str:
     return found
 
 
-def manifests(clone: Path, overlay: str) -> Path:
+def manifests(clone: Path, overlay: str, *options: str) -> Path:
     """Return the file that `make manifests` writes."""
-    command = ("IMAGE=r.example/ours:1", f"OVERLAY={overlay}", "KUBERNETES=v1.31.4", f"KUBECTL={kubectl_program()}")
-    done = make(clone, "manifests", *command)
+    chosen = (f"OVERLAY={overlay}", f"WITH={' '.join(options)}", "KUBERNETES=v1.31.4")
+    done = make(clone, "manifests", "IMAGE=r.example/ours:1", *chosen, f"KUBECTL={kubectl_program()}")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "install.yaml has kube-scheduler:v1.31.4\n"
     return clone / "install.yaml"
 
 
-@pytest.mark.parametrize("overlay", ["", *NAMES])
-def test_kubectl_renders_the_same(clone: Path, overlay: str) -> None:
+@pytest.mark.parametrize(
+    ("overlay", "options"),
+    [("", ()), *((name, ()) for name in NAMES), *(("default-runtime", (each,)) for each in OPTIONS)],
+)
+def test_kubectl_renders_the_same(clone: Path, overlay: str, options: tuple[str, ...]) -> None:
     images = [
         {"name": "gpu-device-plugin", "newName": "r.example/ours", "newTag": "1"},
         {"name": "registry.k8s.io/kube-scheduler", "newTag": "v1.31.4"},
     ]
-    made = by_name(parsed(manifests(clone, overlay).read_text(encoding="utf-8")))
-    expected = render(overlay, images)
+    made = by_name(parsed(manifests(clone, overlay, *options).read_text(encoding="utf-8")))
+    expected = render(overlay, images, options)
     assert made.keys() == expected.keys()
+    for each in (made, expected):
+        in_order(each[AGENT])
     assert [name for name in made if _in_one_line(made[name]) != _in_one_line(expected[name])] == []
 
 
 def _in_one_line(body: Any) -> Any:
     """Of a policy return the expressions without their line breaks: kustomize doubles those of folded text."""
     match body:
-        case {"kind": str(kind)} if kind != "ValidatingAdmissionPolicy":
+        case {"kind": str(kind)} if not kind.endswith("AdmissionPolicy"):
             return body
         case dict():
             return {key: _in_one_line(value) for key, value in body.items()}
@@ -290,9 +311,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
         yield running
 
 
-@every_overlay
-def test_an_api_server_accepts_it(server: Kubectl, clone: Path, overlay: str) -> None:
-    made = manifests(clone, overlay)
+@pytest.mark.parametrize(("overlay", "options"), [*((name, ()) for name in NAMES), ("runtime-class", OPTIONS)])
+def test_an_api_server_accepts_it(server: Kubectl, clone: Path, overlay: str, options: list[str]) -> None:
+    made = manifests(clone, overlay, *options)
     said = server("apply", "--server-side", "--dry-run=server", "--validate=strict", f"--filename={made}")
     assert len(said) == len(parsed(made.read_text(encoding="utf-8")))
     assert all(line.endswith("serverside-applied (server dry run)") for line in said)
