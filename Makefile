@@ -159,7 +159,7 @@ OVERLAYS := $(patsubst deploy/overlays/%/kustomization.yaml,%,$(sort $(wildcard 
 # One of ours by its name, or a folder of yours by its path.
 OVERLAY_DIR := $(if $(findstring /,$(OVERLAY)),$(OVERLAY),$(OVERLAY:%=deploy/overlays/%))
 # Each is a file of deploy/optional, a patch of the agent in deploy/patches, or both.
-OPTIONS := $(sort $(filter-out extender-% kube-scheduler-%,$(patsubst deploy/optional/%.yaml,%,$(wildcard deploy/optional/*.yaml))) \
+OPTIONS := $(sort $(filter-out extender-% kube-scheduler-% dra-templates,$(patsubst deploy/optional/%.yaml,%,$(wildcard deploy/optional/*.yaml))) \
   $(patsubst deploy/patches/%-agent.yaml,%,$(wildcard deploy/patches/*-agent.yaml)))
 # An image is NAME, NAME:TAG or NAME@DIGEST; the NAME may have the port of a registry, before its last slash.
 DIGEST := $(word 2,$(subst @, ,$(IMAGE)))
