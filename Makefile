@@ -4,6 +4,14 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 GPUS   ?=
+# Of the image and what is installed on a cluster.
+IMAGE  ?=
+OVERLAY ?=
+WITH   ?=
+CONTAINER_TOOL ?= docker
+KUBECTL ?= kubectl
+KUBE_SCHEDULER ?= registry.k8s.io/kube-scheduler
+KUBERNETES ?=
 CORES  := $(shell nproc 2> /dev/null || echo 1)
 # One process more than there are cores leaves none idle. Outside the pure ring, tests wait for programs more than they
 # compute: on a small machine twice as many take a quarter less time.
@@ -18,7 +26,8 @@ PURE_TESTS := $(addprefix tests/,model node/rules scheduler/rules report/rules p
 # Where it is set, every program that a test starts compiles the package anew, and every process of pytest all tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test explore check compiled pure others lowest coverage lint types imports protos protos-check locks bench placement picture docs e2e cluster mutants dist release clean
+.PHONY: help demo test explore check compiled pure others lowest coverage lint types imports protos protos-check locks bench placement picture docs e2e cluster mutants dist release clean \
+  image push deploy undeploy manifests image-named overlay-known rendered
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -143,6 +152,72 @@ mutants: $(VENV)/.ready  ## mutation-test the pure ring, for an hour; ARGS='gpu_
 	rm -rf mutants  # mutmut would reuse its earlier results although tests have changed
 	$(BIN)/pip install --quiet --disable-pip-version-check mutmut
 	$(BIN)/mutmut run $(ARGS)
+
+# --- The image, and a cluster ---------------------------------------------------------------------------------------
+
+OVERLAYS := $(patsubst deploy/overlays/%/kustomization.yaml,%,$(sort $(wildcard deploy/overlays/*/kustomization.yaml)))
+# One of ours by its name, or a folder of yours by its path.
+OVERLAY_DIR := $(if $(findstring /,$(OVERLAY)),$(OVERLAY),$(OVERLAY:%=deploy/overlays/%))
+# Each is a file of deploy/optional, a patch of the agent in deploy/patches, or both.
+OPTIONS := $(sort $(filter-out extender-% kube-scheduler-% dra-templates,$(patsubst deploy/optional/%.yaml,%,$(wildcard deploy/optional/*.yaml))) \
+  $(patsubst deploy/patches/%-agent.yaml,%,$(wildcard deploy/patches/*-agent.yaml)))
+# An image is NAME, NAME:TAG or NAME@DIGEST; the NAME may have the port of a registry, before its last slash.
+DIGEST := $(word 2,$(subst @, ,$(IMAGE)))
+NAME_AND_TAG := $(firstword $(subst @, ,$(IMAGE)))
+TAG := $(or $(word 2,$(subst :, ,$(lastword $(subst /, ,$(NAME_AND_TAG))))),latest)
+OUR_IMAGE := {name: gpu-device-plugin, newName: "$(NAME_AND_TAG:%:$(TAG)=%)", $(if $(DIGEST),digest: "$(DIGEST)",newTag: "$(TAG)")}
+PATCHES := $(wildcard $(WITH:%=deploy/patches/%-agent.yaml))
+RENDERED := build/deploy
+
+image-named:
+	@[ -n '$(IMAGE)' ] || { echo 'Name the image: make $(firstword $(MAKECMDGOALS)) IMAGE=REGISTRY/gpu-device-plugin:0.2.0' >&2; exit 1; }
+
+overlay-known:
+	@[ -z '$(OVERLAY)' ] || [ -e '$(OVERLAY_DIR)/kustomization.yaml' ] \
+	  || { echo 'There is no overlay $(OVERLAY). OVERLAY is one of: $(OVERLAYS); or the path of a folder of yours.' >&2; exit 1; }
+	@[ -z '$(filter-out $(OPTIONS),$(WITH))' ] \
+	  || { echo 'There is no $(firstword $(filter-out $(OPTIONS),$(WITH))) to install. WITH is some of: $(OPTIONS)' >&2; exit 1; }
+
+image: image-named  ## build the image IMAGE=REGISTRY/gpu-device-plugin:0.2.0 (CONTAINER_TOOL=podman or buildah; ARGS for its `build`)
+	$(CONTAINER_TOOL) build --tag $(IMAGE) --build-arg REVISION=$$(git rev-parse HEAD 2> /dev/null || echo unknown) $(ARGS) .
+
+push: image-named  ## push it to its registry
+	$(CONTAINER_TOOL) push $(IMAGE)
+
+# kube-scheduler must not be newer than the API server: without KUBERNETES=v1.x.y the cluster is asked.
+rendered: overlay-known
+	@mkdir -p $(RENDERED)
+	@version='$(KUBERNETES)'; \
+	[ -n "$$version" ] || version=$$($(KUBECTL) version --request-timeout=10s --output=json 2> /dev/null \
+	  | sed -n '/"serverVersion"/,$$ s/.*"gitVersion": "\(v[0-9]*\.[0-9]*\.[0-9]*\).*/\1/p'); \
+	{ echo 'resources:'; \
+	  for path in deploy $(wildcard $(WITH:%=deploy/optional/%.yaml)); do echo "  - ../../$$path"; done; \
+	  $(if $(PATCHES),echo 'patches:';) \
+	  for path in $(PATCHES); do \
+	    printf '  - target: {kind: DaemonSet, name: gpushare-node}\n    patch: |-\n'; \
+	    printf '      %s\n' 'apiVersion: apps/v1' 'kind: DaemonSet' 'metadata: {name: gpushare-node}'; \
+	    sed 's/^/      /' $$path; \
+	  done; \
+	  $(if $(OVERLAY),echo 'components: [../../$(OVERLAY_DIR)]';) \
+	  echo 'images:'; \
+	  $(if $(IMAGE),echo '  - $(OUR_IMAGE)';) \
+	  echo "  - {name: registry.k8s.io/kube-scheduler, newName: \"$(KUBE_SCHEDULER)\"$${version:+, newTag: $$version}}"; \
+	} > $(RENDERED)/kustomization.yaml
+	@$(KUBECTL) kustomize --load-restrictor=LoadRestrictionsNone $(RENDERED) > $(RENDERED)/install.yaml
+
+manifests: image-named rendered  ## write what `make deploy` would apply into install.yaml (KUBERNETES=v1.x.y: for that version)
+	@cp $(RENDERED)/install.yaml install.yaml
+	@grep -m 1 -o 'kube-scheduler:v.*' install.yaml | sed 's/^/install.yaml has /'
+
+deploy: image-named rendered  ## install it on the cluster of your kubectl (IMAGE=..., OVERLAY=kind or another of deploy/overlays, WITH='web mps' of deploy/optional)
+	$(KUBECTL) apply --filename $(RENDERED)/install.yaml
+	@sed -n '/^# Next:/,/^[^#]/ s/^#//p' $(or $(OVERLAY_DIR:%=%/kustomization.yaml),deploy/Kustomization)
+
+undeploy: rendered  ## remove it from all nodes and from the cluster; pods keep their GPUs until they end (OVERLAY and WITH as with deploy)
+	-$(KUBECTL) label nodes --selector gpushare=true gpushare-
+	-$(KUBECTL) --namespace gpushare wait --for=delete pod --selector app.kubernetes.io/component=node --timeout=2m
+	$(KUBECTL) delete --ignore-not-found --filename $(RENDERED)/install.yaml
+	@echo 'In five minutes, to remove what kubelets still list: kubectl inspect gpushare uninstall'
 
 dist: $(VENV)/.ready  ## wheel, source, kubectl plugin, chart, manifests, SBOMs and checksums of the current commit, in dist/
 	$(BIN)/python -m tools.release

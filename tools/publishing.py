@@ -20,7 +20,6 @@ _OURS = "gpu-device-plugin"
 _IMAGE_IN_CHART = MappingProxyType(
     {"values.yaml": f"  repository: {_OURS}\n", "README.md": f"| `image.repository` | `{_OURS}` |"}
 )
-_CHANGE = re.compile(r"(?m)^ *# CHANGE: the registry and name under which you pushed the image.*\n")
 
 
 @dataclass(frozen=True)
@@ -73,9 +72,9 @@ def install(deploy: Path, published: Published) -> str:
         "#   kubectl apply -f install.yaml\n"
         "#   kubectl label node NODE gpushare=true\n"
         "#\n"
-        "# Lines to look at before applying are marked CHANGE. The policies need Kubernetes 1.30 or newer.\n"
+        "# The policies need Kubernetes 1.30 or newer; kube-scheduler must not be newer than the API server.\n"
     )
-    return head + _IMAGE.sub(rf"\g<1>{published.registry}/gpu-device-plugin:\g<2>", _CHANGE.sub("", whole))
+    return head + _IMAGE.sub(rf"\g<1>{published.registry}/gpu-device-plugin:\g<2>", whole)
 
 
 def chart(folder: Path, published: Published) -> Mapping[str, str]:

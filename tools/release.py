@@ -40,10 +40,12 @@ IMAGE = "gpu-device-plugin:{}"
 PLACES = {
     INIT: ('__version__ = "{}"',),
     "Dockerfile": ('image.version="{}"',),
+    "Makefile": (IMAGE,),
     "README.md": (IMAGE,),
     "README.zh.md": (IMAGE,),
     "deploy/chart/Chart.yaml": ("version: {}", "appVersion: {}"),
     "deploy/daemonset.yaml": (IMAGE,),
+    "deploy/overlays/fake-gpus/example.yaml": (IMAGE,),
     "deploy/optional/extender-alone.yaml": (IMAGE,),
     "deploy/optional/extender-loopback.yaml": (IMAGE,),
     "deploy/optional/limits.yaml": (IMAGE,),
@@ -52,6 +54,7 @@ PLACES = {
     "deploy/scheduler.yaml": (IMAGE,),
     "docs/install-image.md": (IMAGE,),
     "docs/install.md": (IMAGE,),
+    "tests/e2e/test_overlays.py": (IMAGE,),
 }
 """Every file that names the version, and in which form. Tests and pages that name other versions are not listed."""
 

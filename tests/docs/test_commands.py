@@ -88,14 +88,12 @@ PROGRAMS_OF_OURS = (
     *("inspect", *(f"inspect {command}" for command in COMMANDS)),
 )
 FLAGS_OF_OTHERS = {
-    "helm": {"set", "take-ownership", "force-conflicts"},
+    "helm": {"set", "create-namespace", "take-ownership", "force-conflicts"},
     "docker": {"platform", "push", "build-arg", "secret"},
     "gh": {"repo"},
     "kubectl": {"force", "overwrite"},
     "kubelet": {"root-dir"},
     "kube-apiserver": {"authorization-config", "authorization-mode"},
-    "k3s": {"default-runtime"},
-    "eksctl": {"install-nvidia-plugin"},
     "NVIDIA's": {"runtime", "device-name-strategy", "gpu-reset", "nvidia-resource-names", "query-gpu", "format"},
     "Alibaba's": {"memory-unit", "policy-config-file"},
     "vLLM": {"gpu-memory-utilization", "enable-sleep-mode"},

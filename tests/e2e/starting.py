@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.docs.guide_world import EXAMPLES, documents
-from tests.docs.pages import DOCS, blocks, text_of
+from tests.docs.pages import blocks, text_of
 from tests.e2e import archives, real_cluster
 from tests.e2e.cluster import ROOT, Cluster, containers
 
@@ -41,8 +41,7 @@ def started() -> Iterator[Cluster]:
         load_images(own)
         own.start_kubelet()
         made = Cluster(real_cluster.NODE, finding_our_plugin(own.environ), own)
-        (runtime_class,) = (text for text in yaml_of(DOCS / "install.md") if "kind: RuntimeClass" in text)
-        made.kubectl("apply", "--filename=-", given=runtime_class)
+        made.kubectl("apply", "--filename", str(DEPLOY / "overlays" / "runtime-class" / "runtime-class.yaml"))
         ready = ("wait", "--for=condition=Ready", f"node/{made.node}", "--timeout=10s")
         made.until(lambda: made.run("kubectl", *ready).returncode == 0, "the node is ready")
         yield made
