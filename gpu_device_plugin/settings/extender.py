@@ -68,8 +68,8 @@ class ExtenderSettings(ResourceSettings, LogSettings):
     node_policy: str = knob(
         "fit",
         one_of(*POLICIES),
-        "How a node is chosen for a pod: fit takes the node that loses least room for the usual pods, binpack fills "
-        "one node before the next, spread takes the emptiest.",
+        "How a node is chosen for a pod: fit takes the node that strands the least memory for your usual pods, "
+        "binpack fills one node before the next, spread takes the emptiest.",
         live=True,
     )
     gpu_policy: str = knob(

@@ -68,13 +68,14 @@ class NodeSettings(ResourceSettings, LogSettings):
     share_size_mib: int = knob(
         "1GiB",
         size(1),
-        "GPU memory of one unit of the memory resource, the same on all GPUs of the node.",
+        "GPU memory of one share, the same on all GPUs of the node.",
     )
     reserve_mib: int = knob("0MiB", size(0), "Memory kept free on every GPU, beyond what the driver reserves.")
     unified_memory_mib: int = knob(
         "0MiB",
         size(0),
-        "Memory of the machine that a GPU without memory of its own (GB10, Jetson) shares. 0MiB: it is given whole.",
+        "Memory of the machine that a GPU without memory of its own (GB10, Jetson) shares. 0MiB: it is allocated "
+        "whole.",
     )
     resources: tuple[Kind, ...] = knob(
         "memory,count",
@@ -102,7 +103,7 @@ class NodeSettings(ResourceSettings, LogSettings):
         "off",
         one_of(*MigMode),
         "How pods get MIG instances: off (not at all), whole (one by one, by a resource for each profile, such as "
-        "aliyun.com/mig-1g.10gb), or share (by memory, each instance cut into shares like a GPU). The node label "
+        "aliyun.com/mig-1g.10gb), or share (by memory, each instance split into shares like a GPU). The node label "
         "gpu-device-plugin/mig overrides it.",
         live=True,
     )
@@ -128,8 +129,8 @@ class NodeSettings(ResourceSettings, LogSettings):
     pre_start: bool = knob(
         "true",
         SWITCH,
-        "Have the kubelet ask the agent (PreStartContainer) before each start of a container: one whose GPU is out of "
-        "service waits, and one of a pod deleted by force does not start without its variables.",
+        "Have the kubelet ask the agent (PreStartContainer) before each start of a container: one whose GPU is "
+        "unhealthy waits, and one of a force-deleted pod does not start without its variables.",
     )
     device_plugin_dir: Path = knob(
         "/var/lib/kubelet/device-plugins",

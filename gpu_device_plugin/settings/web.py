@@ -41,7 +41,7 @@ class WebSettings(ResourceSettings, LogSettings):
     agents_namespace: str = knob(
         "",
         object_name("namespace", "use one that kubectl get namespaces lists"),
-        "Namespace of the node agents, whose /use has the live figures; no pod elsewhere is believed. Empty: that of "
+        "Namespace of the node agents, whose /use has the live figures; pods elsewhere are ignored. Empty: that of "
         "this pod, else gpushare.",
     )
 

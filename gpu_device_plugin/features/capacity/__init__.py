@@ -12,24 +12,25 @@ class CapacitySettings(Settings):
     grow: str = knob(
         "off",
         one_of("off", "auto", "buffers", "stand-ins"),
-        "Ask the cluster's autoscaler for nodes that waiting pods need GPU by GPU: by CapacityBuffers, by pods that "
-        "stand in for the room, or by what there is (auto). Needs deploy/optional/capacity.yaml.",
+        "Ask the cluster's autoscaler for the nodes that pending pods need, GPU by GPU: through CapacityBuffers, "
+        "through placeholder pods, or through whichever the cluster supports (auto). Needs "
+        "deploy/optional/capacity.yaml.",
     )
     node_start_s: float = knob(
         "10m",
         duration(),
-        "How long a new node may take until its GPUs are offered; none is asked for in its place meanwhile.",
+        "How long a new node may take to offer its GPUs; until then no other is requested in its place.",
         live=True,
     )
     keep_nodes: bool = knob(
         "false",
         SWITCH,
-        "Keep autoscalers from removing nodes whose pods have no place on other GPUs, and hold the places of those "
-        "that have. Needs deploy/optional/capacity.yaml.",
+        "Keep autoscalers from removing nodes whose pods fit on no other GPUs, and hold room for the pods that do. "
+        "Needs deploy/optional/capacity.yaml.",
     )
     rebalance: int = knob(
         "0",
         number(0, 10_000),
-        "How many pods the extender may move in an hour so that waiting pods have room. Needs "
+        "How many pods the extender may move per hour to make room for pending pods. Needs "
         "deploy/optional/capacity.yaml.",
     )

@@ -16,7 +16,7 @@ class GpuFailureSettings(Settings):
         live=True,
     )
     gpu_failure_grace_s: float = knob(
-        "1m", duration(), "How long a GPU must be out of service before its pods are evicted.", live=True
+        "1m", duration(), "How long a GPU must be unhealthy before its pods are evicted.", live=True
     )
 
 
@@ -26,6 +26,6 @@ class EvictionSettings(Settings):
     eviction_grace_s: float = knob(
         "60s",
         duration(),
-        "The longest time for an evicted pod to end, whatever its terminationGracePeriodSeconds says.",
+        "The longest that an evicted pod may take to end, whatever its terminationGracePeriodSeconds says.",
         live=True,
     )

@@ -15,7 +15,8 @@ class IdleSettings(UseSettings):
     idle_after_s: float = knob(
         "0s",
         duration(zero=True),
-        "How long a pod must leave its GPUs idle, in every reading, before that is told (metric, Event, annotation). "
+        "How long a pod must leave its GPUs idle, in every reading, before this is reported (metric, Event, "
+        "annotation). "
         "0s: never.",
         live=True,
     )
@@ -30,8 +31,8 @@ class IdleSettings(UseSettings):
         yield from super()._contradictions()
         if self.idle_after_s and not self.usage_interval_s:
             yield SettingsError(
-                "idle pods are found by the use of their GPUs, which usage_interval=0s forbids to read; give an "
-                "interval, or set idle_after to 0s",
+                "idle pods are found by their GPU use, which usage_interval=0s leaves unread; give an interval, or "
+                "set idle_after to 0s",
                 ("idle_after", "usage_interval"),
             )
 

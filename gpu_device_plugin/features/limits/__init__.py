@@ -19,7 +19,7 @@ class LimitSettings(UseSettings):
     limits: str = knob(
         "auto",
         one_of("auto", *CHOOSABLE),
-        "How containers are held to their parts of a GPU's memory: driver (limits of r615), mps (NVIDIA's MPS), "
+        "How containers are held to their shares of a GPU's memory: driver (limits of r615), mps (NVIDIA's MPS), "
         "custom (extra_grant), advisory (a variable names the limit), or auto (driver if available, else advisory). "
         "The node labels gpu-device-plugin/set-limits and ack.node.gpu.schedule override it.",
         live=True,
@@ -34,7 +34,8 @@ class LimitSettings(UseSettings):
     soft_limit: str = knob(
         "zero",
         one_of("zero", "share"),
-        "Soft limit for the driver: zero, or the container's share. The driver adds soft limits to the parent "
+        "Soft limit for the driver: zero, or what the container was granted (share). The driver adds soft limits to "
+        "the parent "
         "cgroups, and does not subtract those of ended containers.",
         live=True,
     )

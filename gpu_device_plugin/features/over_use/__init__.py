@@ -20,13 +20,13 @@ class OverUseSettings(Settings):
     over_use_slack_mib: int = knob(
         "512MiB",
         size(0),
-        "Memory that a container may use beyond its part without being reported; at least 5 % of the part. A CUDA "
+        "Memory that a container may use beyond its grant without being reported; at least 5 % of the grant. A CUDA "
         "context takes up to 800 MiB.",
         live=True,
     )
     over_use_grace_s: float = knob(
         "3m",
         duration(),
-        "How long a container must exceed its part, in every reading, before it is reported.",
+        "How long a container must exceed its grant, in every reading, before it is reported.",
         live=True,
     )

@@ -181,7 +181,7 @@ def wrapped(facts: Iterable[str], width: int) -> list[str]:
 def figures_age(nodes: Iterable[NodeView]) -> str:
     """Return how old the oldest figures of use are, if a reader should know; else nothing."""
     ages = [node.report.use_age_s or 0.0 for node in nodes if node.report.old]
-    return f"figures of use read up to {age(max(ages))}" if ages else ""
+    return f"use read up to {age(max(ages))}" if ages else ""
 
 
 # --- Pods -------------------------------------------------------------------------------------------------------------

@@ -93,7 +93,8 @@ async def test_a_gpu_that_is_divided_anew_brings_new_devices_and_takes_the_other
         await divide(here, "3g.40gb", "1g.10gb")
         await here.node.until(
             lambda: (
-                here.kubelet.health.get((NODE, goes.lower()), (True, "")) == (False, "the MIG instance exists no more")
+                here.kubelet.health.get((NODE, goes.lower()), (True, ""))
+                == (False, "the MIG instance no longer exists")
             )
         )
         assert here.kubelet.health[NODE, stays.lower()] == (True, "")

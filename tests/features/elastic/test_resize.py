@@ -68,7 +68,7 @@ def test_a_guarantee_grows_once_both_have_answered(world: World, capsys: pytest.
     assert (code, lines[0]) == (0, "default/web: Container 'main' is guaranteed 6 GiB.")
     assert lines[1] == "Its limit is 12 GiB, of which it borrows what others do not need."
     assert lines[2] == (
-        "The container gets no /run/gpushare/memory.json, unlike one whose pod is made with these annotations."
+        "The container has no /run/gpushare/memory.json; only pods created with these annotations get it."
     )
     assert annotations_of(world) | {MEMORY_GUARANTEE: "6", MEMORY_LIMIT: "12"} == annotations_of(world)
 
@@ -113,7 +113,7 @@ def test_a_bound_that_is_newer_than_the_answer_is_no_reason_to_ask_an_administra
     code, lines = told(world, capsys, "web", "6")
     assert (code, lines[-1]) == (
         1,
-        f"The namespace has the label now, {RESIZE_BOUND}=8: the wish stays, and is tried again within a minute.",
+        f"The namespace has the label now, {RESIZE_BOUND}=8: the request remains, and is retried within a minute.",
     )
     used_up = Allowance("default", 8, 7).refusal(2)
     world.has(answers={MEMORY_PROMISED: answer("6", why=used_up)})
@@ -137,7 +137,7 @@ def test_a_pod_of_a_controller_is_replaced_by_one_of_its_template(
     world.has(made, answers={MEMORY_HELD: answer("6", 6)})
     code, lines = told(world, capsys, "one", "6")
     assert code == 0
-    assert "It lasts as long as this pod: other pods of ReplicaSet web-5d8 have what their template says." in lines
+    assert "This lasts as long as the pod: other pods of ReplicaSet web-5d8 get what their template says." in lines
 
 
 async def test_without_an_answer_the_wish_stays(world: World) -> None:
@@ -235,7 +235,7 @@ def test_shares_of_an_instance_stay_and_an_unreadable_node_is_no_obstacle(
     world.has(node("node-m", gpu(0, mig=mig)), pod("inst", 4, on="node-m", idx=0, **RUNNING))
     assert told(world, capsys, "inst", "5") == (
         1,
-        ["default/inst cannot be resized: it has shares of a MIG instance, which neither grow nor borrow"],
+        ["default/inst cannot be resized: it has shares of a MIG instance, which can neither grow nor borrow"],
     )
     world.has(answers={MEMORY_HELD: answer("6", 6)}, forbidden=[["get", "nodes", ""]])
     assert told(world, capsys, "web", "6")[1][0] == "default/web: Container 'main' is guaranteed 6 units."

@@ -166,7 +166,7 @@ async def test_a_pod_that_is_gone_is_nobodys_business() -> None:
             (
                 "big",
                 "GPUEvictionBlocked",
-                f"should be evicted: it uses too much; {BLOCKED.why}, so this is tried again",
+                f"should be evicted: it uses too much; {BLOCKED.why}, so this is retried",
             ),
         ),
         (

@@ -79,7 +79,7 @@ def test_nodes_are_told_with_the_pods_that_have_their_instances_the_freest_first
             [
                 "instances nodes=2 free=0",
                 (
-                    "a: 0/2 in use; it gives them to ResourceClaims (DRA), or by a DeviceClass with this "
+                    "a: 0/2 in use; it allocates them to ResourceClaims (DRA), or through a DeviceClass with this "
                     "extendedResourceName"
                 ),
                 f"b: 0/1 in use; {AWAY}",
@@ -161,7 +161,7 @@ def test_a_profile_that_no_node_offers_is_told_with_those_that_are_offered_and_h
         (
             "one",
             mig_view("a", with_instances("one", 0), whole=1, ill={0: "XID 94"}),
-            [f"{HAS} ill=, which is out of service: XID 94"],
+            [f"{HAS} ill=, which is unhealthy: XID 94"],
         ),
     ],
 )

@@ -59,7 +59,7 @@ def test_within_one_resource_the_kubelet_is_trusted() -> None:
             MEMORY,
             ids(1, [0]),
             RefusalCode.UNHEALTHY,
-            "GPU 1 is out of service: XID 79",
+            "GPU 1 is unhealthy: XID 79",
         ),
         (
             node(8, 8, unhealthy={1: "XID 79"}),
@@ -164,9 +164,9 @@ TWO_EACH = Promise(((0, 2), (1, 2)))
             PARTS,
             SIX_EACH,
             RefusalCode.SCATTERED,
-            "the kubelet chose shares that are not equal parts of 2 GPUs",
+            "the kubelet chose unequal shares of 2 GPUs",
         ),
-        (node(8, 8), ids(0, range(4)), TWO_EACH, RefusalCode.SCATTERED, "shares that are not equal parts of 2 GPUs"),
+        (node(8, 8), ids(0, range(4)), TWO_EACH, RefusalCode.SCATTERED, "unequal shares of 2 GPUs"),
         (
             node(8, 8, 8, used={0: [5, 6, 7], 2: [5, 6, 7]}),
             PARTS,
@@ -197,7 +197,7 @@ TWO_EACH = Promise(((0, 2), (1, 2)))
             (*ids(0, range(4)), *ids(1, range(3, 8))),
             None,
             RefusalCode.TOO_LARGE,
-            "9 GiB asked, the largest GPU of this node has 8 GiB in all",
+            "9 GiB asked, the largest GPU of this node has only 8 GiB",
         ),
     ],
 )
@@ -209,7 +209,7 @@ def test_scattered_shares_are_refused_with_what_there_is(
     assert (refused.code, sentence in refused.sentence) == (why, True)
 
 
-MEND = "GPU 0, which has less; let the init container ask as much as the largest container"
+MEND = "GPU 0, which has less; have the init container request as much as the largest container"
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_the_refusal_after_a_smaller_init_container_names_the_remedy(why: str, *
     """
     there = node(8, 8, used={0: range(8)})
     assert admit(there, MEMORY, (*ids(0, [2, 3]), *ids(1, [0, 1])), after_init=after_init) == Refusal(
-        RefusalCode.SCATTERED, f"GPU memory: 4 GiB asked, {why}"
+        RefusalCode.SCATTERED, f"GPU memory: 4 GiB requested, {why}"
     )
 
 
@@ -348,6 +348,6 @@ def test_shares_that_running_containers_are_guaranteed_beyond_their_requests_are
     assert isinstance(admit(there, MEMORY, ids(1, range(8))), Placement)
     assert admit(there, MEMORY, ids(0, [2, 3, 4, 5])) == Refusal(
         RefusalCode.GUARANTEED,
-        "GPU 0 has 3 GiB that no container is guaranteed, and 4 GiB of it are asked for: a container that runs there "
-        "was guaranteed more while this pod was on its way; delete the pod to try again",
+        "GPU 0 has 3 GiB that is not guaranteed to any container, and 4 GiB is requested: the guarantee of a running "
+        "container grew while this pod was being placed; delete the pod to try again",
     )

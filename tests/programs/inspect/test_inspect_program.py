@@ -707,7 +707,7 @@ def test_who_may_only_get_his_pod_is_told_what_it_says_itself_and_which_rights_a
         (
             "The explanation is incomplete: the right to list events in the namespace default is missing; the right to "
             "list nodes in the whole cluster is missing; the right to list pods in the whole cluster is missing "
-            "(docs/inspect.md has the commands by which an administrator grants all rights that this command needs)."
+            "(docs/inspect.md has the commands with which an administrator grants all rights that this command needs)."
         ),
     ]
     assert printed.err == ""

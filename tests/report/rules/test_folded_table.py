@@ -130,10 +130,7 @@ def test_facts_stand_side_by_side_where_they_fit() -> None:
 
 def test_the_age_of_old_figures_is_told() -> None:
     assert figures_age([node_view("n", (15,), report=report(part("a")))]) == ""
-    assert (
-        figures_age([node_view("n", (15,), report=report(part("a"), age_s=600))])
-        == "figures of use read up to 10 min ago"
-    )
+    assert figures_age([node_view("n", (15,), report=report(part("a"), age_s=600))]) == "use read up to 10 min ago"
 
 
 def test_a_gpu_whose_borrowers_are_asked_has_a_row_that_says_so() -> None:

@@ -50,8 +50,8 @@ def test_the_sentences_of_a_pod_that_waits() -> None:
             "sum of a node's free GPU memory. Set schedulerName: gpushare-scheduler."
         ),
         (
-            f"No node shares GPUs: none has GPUs written on it by an agent, nor {MEM} in its capacity. "
-            "Label GPU nodes gpushare=true and see the agent's log there."
+            f"No node shares GPUs: no agent has published GPUs, and no node has {MEM} in its capacity. Label GPU "
+            "nodes gpushare=true, then check the agent's log there."
         ),
         "Event FailedMount: x",
     ]

@@ -87,7 +87,7 @@ def test_a_pod_that_no_scheduler_looks_at_says_so() -> None:
     assert (
         told(why_waits, gated, (waits,), found(8, [full("a")])) == told(why_waits, STATUS, (waits,), ()) == str(waits)
     )
-    assert told(why_waits, STATUS, (), ()) == "It is not known yet why it waits."
+    assert told(why_waits, STATUS, (), ()) == "Why it is pending is not known yet."
 
 
 def test_room_is_made_by_the_fewest_pods_of_the_nearest_node() -> None:
@@ -146,7 +146,7 @@ def test_a_demand_is_told_as_it_is_written() -> None:
 def test_reasons_that_differ_in_numbers_alone_are_one_also_beside_others() -> None:
     nodes = [node_view("a", (4,)), node_view("b", (6,))]
     assert told(why_waits, STATUS, (), found(8, nodes, {"a": TAINTED, "b": TAINTED})) == (
-        "None of 2 nodes takes it: it has the taint gpu:NoSchedule; the largest GPU has … GiB in all (2)."
+        "Fits on none of 2 nodes: it has the taint gpu:NoSchedule; the largest GPU has only … GiB (2)."
     )
 
 
@@ -157,6 +157,6 @@ def test_of_many_reasons_the_most_frequent_are_told() -> None:
     }
     said = told(why_waits, STATUS, (), found(8, nodes, kept))
     assert said.startswith(
-        "None of 5 nodes takes it: the pod requires the node label a; the largest GPU has 4 GiB in all (2); "
+        "None of 5 nodes takes it: the pod requires the node label a; the largest GPU has only 4 GiB (2); "
     )
     assert said.endswith("; other reasons (1).")
