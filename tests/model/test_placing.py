@@ -237,7 +237,7 @@ def test_the_best_connected_group_is_left_whole_among_many_gpus_too(number: int)
         (
             wanting(8),
             [Room(0, 8, 8, healthy=False), Room(1, 4, 4, healthy=False)],
-            "GPU memory: 8 GiB requested, no healthy GPU of this node",
+            "GPU memory: 8 GiB requested, no GPU of this node is healthy",
         ),
         (
             wanting(4),

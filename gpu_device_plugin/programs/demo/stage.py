@@ -228,9 +228,9 @@ class DemoStage:
         simulated = "The kubelet and the API server" if gpus == "nvml" else f"GPUs ({gpus}), kubelet and API server"
         paragraphs = (
             (
-                "You will see several services share one GPU, one of them take too much memory and be evicted, a "
-                "notebook borrow memory and return it, a training job get a whole GPU, a pod be refused with the reason, "
-                "and a GPU fail and recover, all while pods keep running."
+                "You will see several services share one GPU, one of them take too much memory and be "
+                "evicted, a notebook borrow memory and return it, a training job get a whole GPU, a pod be refused "
+                "with the reason, and a GPU fail and recover, all while pods keep running."
             ),
             (
                 f"The agent is the real one. {simulated} are simulated: pods are API objects; nothing runs in them. "

@@ -103,4 +103,4 @@ async def test_where_nobody_may_borrow_the_limit_is_the_amount(tmp_path: Path) -
 async def test_a_whole_gpu_refuses_a_limit(tmp_path: Path) -> None:
     async with borrowers(tmp_path / "memory") as here:
         started = await here.run_claim("whole", exactly("whole-gpu"), parameters=TWELVE)
-        assert "has the parameter memoryLimit, and only a part of one GPU may be exceeded" in started.error
+        assert "has the parameter memoryLimit, which works only for shares of a single GPU" in started.error

@@ -536,7 +536,7 @@ async def test_access_beside_others_is_given_although_the_gpu_is_full() -> None:
         assert "GPUSHARE_MEMORY_LIMIT_MIB" not in watcher.environ
         await here.end_claim("admin")
         assert len(here.dra.claims.prepared.value) == 1
-        assert "let the request say adminAccess: true" in (await here.run_claim("plain", exactly("monitor"))).error
+        assert "set adminAccess: true on the request" in (await here.run_claim("plain", exactly("monitor"))).error
 
 
 async def test_an_older_api_server_gets_whole_gpus_only_and_says_so() -> None:

@@ -76,7 +76,7 @@ def test_a_wish_holds_or_there_is_a_reason(wishes: dict[str, str], held: int, wh
             {"limit": "{", "guarantee": "4"},
             None,
             [
-                "The annotation gpu-device-plugin/memory-limit is not JSON; it counts as none.",
+                "The annotation gpu-device-plugin/memory-limit is not JSON; it is ignored.",
                 "Container 'main' is guaranteed 4 GiB, its request.",
             ],
         ),
@@ -127,7 +127,7 @@ def test_who_may_not_borrow_at_the_last_report_is_told_so() -> None:
 
 def test_a_wish_on_a_pod_without_shares_changes_nothing() -> None:
     (fact,) = resizes(replace(pod(limit="8"), containers=(MIG,)), RESOURCES, None)
-    assert str(fact).startswith("Its annotations for the size of its memory change nothing: ")
+    assert str(fact).startswith("Its memory annotations have no effect: ")
 
 
 def test_shares_of_an_instance_neither_grow_nor_borrow() -> None:
@@ -152,7 +152,7 @@ def test_why_tells_it_of_a_pod_on_its_node() -> None:
 
 INIT = Container("prepare", ContainerKind.INIT, 0, {MEM: 4})
 LATER, SEVERAL = "change its requests, or wait", "several of its containers have shares; name one with"
-MIG, FIXED = replace(MAIN, limits={"nvidia.com/mig-1g.10gb": 1}), "Kubernetes changes no allocation of a claim"
+MIG, FIXED = replace(MAIN, limits={"nvidia.com/mig-1g.10gb": 1}), "whose allocation Kubernetes never changes"
 SPLIT = {ALLOCATION: '{"0": {"0": 2, "1": 2}}'}
 
 
@@ -163,7 +163,7 @@ SPLIT = {ALLOCATION: '{"0": {"0": 2, "1": 2}}'}
         ({}, "main", False, ""),
         ({"phase": "Failed"}, "", False, "it has ended"),
         ({"deleting": True}, "", False, "it is being deleted"),
-        ({"running": False, "phase": "Pending"}, "", False, f"it does not run yet (Pending); {LATER}"),
+        ({"running": False, "phase": "Pending"}, "", False, f"it is not running yet (Pending); {LATER}"),
         ({"containers": (MAIN, replace(MAIN, name="b"))}, "", False, f"{SEVERAL} -c: b, main"),
         ({}, "other", False, "it has no container 'other' with GPUs; there is main"),
         ({"containers": ()}, "main", False, "it has no container 'main' with GPUs; there is none"),
@@ -173,7 +173,7 @@ SPLIT = {ALLOCATION: '{"0": {"0": 2, "1": 2}}'}
         ({"annotations": SPLIT}, "", False, "it has shares of several GPUs, which cannot be resized"),
         ({"containers": (replace(MAIN, limits={COUNT: 1}),)}, "", False, "it has whole GPUs, which cannot be resized"),
         ({"containers": (MIG,)}, "", False, "it has whole MIG instances, which cannot be resized"),
-        ({"containers": (replace(MAIN, limits={}),)}, "", True, f"it has its GPUs by ResourceClaims, and {FIXED}"),
+        ({"containers": (replace(MAIN, limits={}),)}, "", True, f"it has its GPUs through ResourceClaims, {FIXED}"),
         ({"containers": (replace(MAIN, limits={}),)}, "", False, f"it asks for no {MEM}"),
     ],
 )  # fmt: skip

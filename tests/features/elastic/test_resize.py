@@ -197,7 +197,7 @@ def test_a_cleared_wish_is_gone(world: World, capsys: pytest.CaptureFixture[str]
         (("web", "16"), 1, "default/web cannot be resized: 16 is more than its GPU has: 15 units"),
         (("web", "6", "-cm"), 1, "default/web cannot be resized: it has no container 'm' with GPUs; there is main"),
         (("whole", "6"), 1, "default/whole cannot be resized: it has whole GPUs, which cannot be resized"),
-        (("later", "6"), 1, f"default/later cannot be resized: it does not run yet (Pending); {LATER}"),
+        (("later", "6"), 1, f"default/later cannot be resized: it is not running yet (Pending); {LATER}"),
         (("done",), 1, "default/done cannot be resized: it has ended"),
     ],
 )  # fmt: skip

@@ -46,7 +46,7 @@ async def test_a_pod_is_resized_over_a_real_api_server(
         body["spec"]["nodeName"] = "a"
         body["metadata"]["annotations"] = {ALLOCATION: '{"0": {"0": 4}}'}
         await client.create(PODS, body, namespace="default")
-        assert "does not run yet (Pending)" in (await resize("web", "6", flag))[1]
+        assert "is not running yet (Pending)" in (await resize("web", "6", flag))[1]
         name = body["spec"]["containers"][0]["name"]
         running = {"containerStatuses": [{"name": name, "image": "", "imageID": "", "ready": True, "restartCount": 0,
                                           "state": {"running": {}}}], "phase": "Running"}  # fmt: skip

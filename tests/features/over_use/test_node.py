@@ -147,7 +147,7 @@ async def test_a_trespasser_is_told_by_that_name() -> None:
             await its.it.node.until(lambda at=at: agent.features.of(OverUse)._watch.at == at)  # type: ignore[misc]
         await its.it.node.until(lambda: bool(its.told("GPUTrespass")))
         (told,) = its.told("GPUTrespass")
-        assert told[1].startswith("container main uses 900 MiB of GPU 1, was not given that GPU, for 61 s")
+        assert told[1].startswith("container main uses 900 MiB of GPU 1, was not assigned that GPU, for 61 s")
 
 
 async def test_it_is_evicted_where_the_settings_say_so(caplog: pytest.LogCaptureFixture) -> None:

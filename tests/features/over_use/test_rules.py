@@ -309,7 +309,7 @@ def test_an_event_has_the_numbers_the_time_and_the_outlook() -> None:
 
 def test_a_trespasser_was_given_nothing_and_may_have_no_name() -> None:
     found = replace(EXCESS, place=("u", "", "GPU-0"), granted_mib=0)
-    assert use_of(found, "GPU 0") == "a container uses 6,120 MiB of GPU 0, was not given that GPU"
+    assert use_of(found, "GPU 0") == "a container uses 6,120 MiB of GPU 0, was not assigned that GPU"
 
 
 def test_who_may_borrow_is_told_its_limit() -> None:

@@ -93,14 +93,14 @@ def test_the_details_have_used_beside_granted() -> None:
         "",
         "GPU memory in use on a:",
         "  GPU  CONTAINER          USED       GRANTED        LIMIT",
-        f"  0    ml/hog/main        6,120 MiB  4,096 MiB      advisory                                over its limit since {SINCE}",  # noqa: E501
+        f"  0    ml/hog/main        6,120 MiB  4,096 MiB      advisory                                   over its limit since {SINCE}",  # noqa: E501
         "  0    default/web/main   1,200 MiB  4,096 MiB      advisory",
-        "  0    default/spy/main   700 MiB    0 MiB          -                                       was not assigned this GPU",  # noqa: E501
+        "  0    default/spy/main   700 MiB    0 MiB          -                                          was not assigned this GPU",  # noqa: E501
         "  0    (outside pods)     300 MiB    -              -",
         "  0    (total)            8,320 MiB  of 15,360 MiB  advisory",
         "  1    default/big/main   1,000 MiB  4,096 MiB      driver limit 8,192 MiB, granted 4,096 MiB  its own env names another",  # noqa: E501
         "  1    default/good/main  1,000 MiB  4,096 MiB      driver: held",
-        "  1    default/old/main   1,000 MiB  4,096 MiB      driver: missing (4,096 MiB)             its CDI specification is older",  # noqa: E501
+        "  1    default/old/main   1,000 MiB  4,096 MiB      driver: missing (4,096 MiB)                its CDI specification is older",  # noqa: E501
         "  1    (total)            3,000 MiB  of 15,360 MiB  driver",
         "  2 more containers are not listed.",
     ]  # fmt: skip
@@ -116,7 +116,7 @@ def test_blind_is_not_zero_and_old_figures_say_so() -> None:
         f"  Its use by container is unknown: {blind}.",
         "  GPU  CONTAINER         USED       GRANTED        LIMIT",
         "  0    default/web/main  unknown    4,096 MiB      advisory",
-        "  0    (total)          9,000 MiB  of 15,360 MiB  advisory",
+        "  0    (total)           9,000 MiB  of 15,360 MiB  advisory",
     ]
 
 
@@ -125,10 +125,10 @@ def test_a_refusing_gpu_and_one_of_unknown_size_have_their_rows() -> None:
     view = node_view("a", (15,), share_mib=None, report=report(enforcements=refusing))
     assert memory_in_use([view])[2:] == [
         "  GPU  CONTAINER  USED     GRANTED  LIMIT",
-        "  0    (total)   unknown  -        advisory  shares are refused: MPS is required here and not there",
+        "  0    (total)    unknown  -        advisory  shares are refused: MPS is required here and not there",
     ]
     unknown = node_view("a", (15,), report=report(enforcements={}))
-    assert memory_in_use([unknown])[3].split() == ["0", "(in", "all)", "unknown", "of", "15,360", "MiB", "-"]
+    assert memory_in_use([unknown])[3].split() == ["0", "(total)", "unknown", "of", "15,360", "MiB", "-"]
 
 
 def test_the_overview_says_at_a_glance_that_something_is_wrong() -> None:

@@ -66,7 +66,7 @@ def test_within_one_resource_the_kubelet_is_trusted() -> None:
             COUNT,
             [uuid(0), uuid(1)],
             RefusalCode.UNHEALTHY,
-            "GPU 1 is out of service",
+            "GPU 1 is unhealthy",
         ),
         (node(8, 8, whole=[1]), MEMORY, ids(1, [0]), RefusalCode.IN_WHOLE_USE, "GPU 1 is exclusively allocated"),
         (node(8, 8, used={1: [0, 5, 6]}), COUNT, [uuid(0), uuid(1)], RefusalCode.SHARES_IN_USE, "3 GiB of its memory"),
@@ -146,7 +146,7 @@ TWO_EACH = Promise(((0, 2), (1, 2)))
             TWO,
             None,
             RefusalCode.SCATTERED,
-            "4 GiB asked, and the kubelet chose shares of several GPUs although",
+            "4 GiB requested, and the kubelet chose shares of several GPUs although",
         ),
         (
             node(8, 8, 8),
@@ -172,7 +172,7 @@ TWO_EACH = Promise(((0, 2), (1, 2)))
             PARTS,
             SIX_EACH,
             RefusalCode.NO_ROOM,
-            "12 GiB asked from 2 GPUs, healthy GPUs with 6 GiB free: 1",
+            "12 GiB requested from 2 GPUs, healthy GPUs with 6 GiB free: 1",
         ),
         (node(5, 5, 5), PARTS, SIX_EACH, RefusalCode.TOO_LARGE, "from 2 GPUs, healthy GPUs with 6 GiB free: 0"),
         # A GPU twice the size does not stand for two, of which one is in whole use.
@@ -183,21 +183,21 @@ TWO_EACH = Promise(((0, 2), (1, 2)))
             (*ids(0, [4, 5, 6, 7]), *ids(1, [5, 6])),
             None,
             RefusalCode.NO_ROOM,
-            "6 GiB asked, the emptiest healthy GPU has 5 GiB free",
+            "6 GiB requested, the emptiest healthy GPU has 5 GiB free",
         ),
         (
             node(8, 8, used={0: [0], 1: [0]}),
             (*ids(0, range(1, 8)), *ids(1, [1])),
             None,
             RefusalCode.NO_ROOM,
-            "8 GiB asked, the emptiest healthy GPU has 7 GiB free",
+            "8 GiB requested, the emptiest healthy GPU has 7 GiB free",
         ),
         (
             node(4, 8, used={1: range(4)}),
             (*ids(0, range(4)), *ids(1, range(3, 8))),
             None,
             RefusalCode.TOO_LARGE,
-            "9 GiB asked, the largest GPU of this node has only 8 GiB",
+            "9 GiB requested, the largest GPU of this node has 8 GiB",
         ),
     ],
 )
@@ -323,7 +323,7 @@ def asking(*wanted: ContainerRequest) -> Refusal | None:
 def test_a_container_cannot_have_both_resources() -> None:
     refusal = asking(ContainerRequest("main", MEMORY, 2), ContainerRequest("main", COUNT, 1))
     assert refusal is not None
-    assert (refusal.code, "'main' asks for GPU memory and for whole GPUs at once" in refusal.sentence) == (
+    assert (refusal.code, "'main' requests GPU memory and whole GPUs at once" in refusal.sentence) == (
         RefusalCode.BOTH_RESOURCES,
         True,
     )

@@ -89,7 +89,7 @@ def test_b9_a_fatal_xid_ends_with_good_readings_once_the_gpu_was_reset(reset: Ob
     afterwards = Probe(GPU, ecc_uncorrected=0)
     health = after(counting, Xid(GPU, 95), counting, counting, counting, reset)
     assert not health.healthy
-    assert "it was reset since" in " ".join(health.reasons)
+    assert "it was reset, and" in " ".join(health.reasons)
     assert after(afterwards, afterwards, afterwards, health=health).healthy
 
 

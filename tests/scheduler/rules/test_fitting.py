@@ -512,7 +512,7 @@ def test_no_pod_goes_to_a_node_that_serves_claims_while_its_agent_is_away() -> N
         ),
         (
             GpuSelector(avoid_uuids=("GPU-1",)),
-            "kube-scheduler gives out its GPUs by ResourceClaims (DRA) and may choose ",
+            "kube-scheduler allocates its GPUs through ResourceClaims (DRA) and may choose ",
         ),
         (GpuSelector(use_models=("H100",)), "the pod's annotations allow none of its GPUs"),
     ],

@@ -180,7 +180,7 @@ def test_a_split_that_is_not_even_is_impossible() -> None:
 
 def test_a_pod_of_very_many_parts_is_not_tried() -> None:
     assert isinstance(ask(pod(*[(f"c{n}", 1) for n in range(16)]), RESOURCES), GpuRequest)
-    assert "more than 16 of its containers ask for GPUs" in refused(pod(*[(f"c{n}", 1) for n in range(17)]))
+    assert "more than 16 of its containers request GPUs" in refused(pod(*[(f"c{n}", 1) for n in range(17)]))
 
 
 def test_who_writes_bytes_is_told_that_shares_are_counted() -> None:

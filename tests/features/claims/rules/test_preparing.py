@@ -94,7 +94,7 @@ def test_a_monitor_is_for_access_beside_others_only() -> None:
     assert (found.device_ids, found.admin, found.devices[0].uuid) == (frozenset(), True, uuid(0))
     refusal = refused(node(8), claim(monitor))
     assert refusal.code is RefusalCode.BAD_PARAMETERS
-    assert "let the request say adminAccess: true" in refusal.sentence
+    assert "set adminAccess: true on the request" in refusal.sentence
 
 
 def before_of(preparation: Preparation) -> PreparedClaim:
@@ -128,7 +128,7 @@ def test_parameters_are_those_of_the_claim_and_decide_on_compute() -> None:
             RefusalCode.UNKNOWN_DEVICE,
             "device gpu-0 of claim default/c1 is not on",
         ),
-        (claim(device(0), device(1, whole=True)), RefusalCode.BOTH_RESOURCES, "at once, which one set of variables"),
+        (claim(device(0), device(1, whole=True)), RefusalCode.BOTH_RESOURCES, "or admin access, which one set of"),
         (claim(device(0), device(1, admin=True)), RefusalCode.BOTH_RESOURCES, "use one claim for each"),
         (
             claim(device(0, 4, undivided=True)),
@@ -265,7 +265,7 @@ def test_an_instance_that_exists_no_more_is_given_to_nobody_and_counts_for_who_h
     asked = claim(instance(0, 1, whole=whole))
     found = refused(here, asked)
     assert found.code is RefusalCode.UNKNOWN_DEVICE
-    assert "is not on this node (any more); delete the pod" in found.sentence
+    assert "is not on this node; delete the pod" in found.sentence
     running = prepare(here, asked, NODE, running=True)
     assert isinstance(running, Preparation)
     assert running.device_ids
@@ -381,7 +381,7 @@ def test_two_parts_of_one_gpu_have_one_limit() -> None:
 )
 def test_nothing_else_may_be_exceeded(devices: tuple[Any, ...], here: Node) -> None:
     found = refused(here, limited("6Gi", *devices))
-    assert (found.code, "has the parameter memoryLimit, and only a part of one GPU" in found.sentence) == (
+    assert (found.code, "memoryLimit, which works only for shares of a single GPU" in found.sentence) == (
         RefusalCode.BAD_PARAMETERS,
         True,
     )

@@ -319,7 +319,7 @@ LADDER = ReclaimRequest(("u", "main", "GPU-0"), 100, 110, 3072, 8192, 130, "defa
 
 
 def test_a_borrower_is_told_how_much_is_needed_for_whom() -> None:
-    told = "container main borrows 8,192 MiB of GPU 0 beyond its guarantee, and 3,072 MiB of that are needed"
+    told = "container main borrows 8,192 MiB of GPU 0 beyond its guarantee, of which 3,072 MiB are needed"
     assert borrowed(LADDER, "GPU 0") == f"{told} for default/new"
     assert borrowed(replace(LADDER, needed_by=""), "GPU 0") == told
     assert borrowed(replace(LADDER, needed_by="secret/new"), "GPU 0") == f"{told} for another pod"
@@ -367,7 +367,7 @@ def test_who_has_the_variables_of_another_container_is_told_which_and_what_its_o
     note = misdirected(told_wrongly(NB), "first", near)
     assert note.startswith(
         "container main was started with the variables of container first of default/a (a limit of 10,240 MiB, and its "
-        "own is 4,096 MiB): the kubelet does not say for which pod it asks"
+        "own is 4,096 MiB): the kubelet does not say which pod it asks for"
     )
     for pod, meant in ((NB, far), (NB, None)):
         assert misdirected(told_wrongly(pod), "first", meant).startswith(

@@ -302,7 +302,7 @@ def test_links_are_told_as_they_are_and_as_they_could_be() -> None:
     told = said(history(pcie_percent=series(50), telemetry=both), "pcie-link-slow")
     assert told == (
         "The PCIe link of GPU 0 is slower than it could be: 8 of 16 lanes and generation 3 of 5, and it carried 50 % "
-        "of that while the pod worked. Reseat it, and see its slot."
+        "of that while the pod worked. Reseat the GPU, and check its slot."
     )
     unmeasured = said(history(pcie_percent=(), telemetry=both), "pcie-link-slow")
     assert ": 8 of 16 lanes and generation 3 of 5. " in unmeasured
@@ -476,7 +476,7 @@ def test_where_nothing_is_found_it_is_told_what_was_looked_at() -> None:
     (told,) = slowness([history(train(sm_percent=series(90)), telemetry=fast)], "default", "train", NOW)
     assert (told.severity, told.code) == (Severity.NOTE, "nothing-slows-it")
     assert str(told) == (
-        "Nothing was found that slowed it in the last 15 min; looked at: slowdowns, low clocks, busy neighbours, its "
+        "Found nothing that slowed it in the last 15 min; checked: slowdowns, low clocks, busy neighbours, its "
         "CPU limit, its memory limit, memory that others use, PCIe traffic, the PCIe link, memory errors. It kept the "
         "multiprocessors busy for 90 % of it."
     )
@@ -487,7 +487,7 @@ def test_where_nothing_is_found_it_is_told_how_busy_the_pod_was_if_that_is_known
     assert said(idle, "nothing-slows-it").endswith(" It kept the multiprocessors busy for 0 % of it.")
     assert said(both, "nothing-slows-it").endswith(" It kept the multiprocessors busy for 100 % of it.")
     assert said(HEALTHY["a MIG instance"], "nothing-slows-it") == (
-        "Nothing was found that slowed it in the last 15 min; looked at: busy neighbours, its memory limit, memory "
+        "Found nothing that slowed it in the last 15 min; checked: busy neighbours, its memory limit, memory "
         "that others use."
     )
 
@@ -551,7 +551,7 @@ def test_what_cannot_be_looked_at_is_told_with_the_reason(of: NodeHistory, unloo
     assert {frozenset(str(each.parameters["checks"]).split(", ")): str(each.parameters["why"]) for each in told} == {
         frozenset(checks.split(", ")): why for checks, why in unlooked.items()
     }
-    assert all(each.severity is Severity.UNKNOWN and str(each).startswith("Not looked at: ") for each in told)
+    assert all(each.severity is Severity.UNKNOWN and str(each).startswith("Not checked: ") for each in told)
 
 
 def test_alone_on_its_gpu_a_pod_is_what_keeps_it_busy() -> None:
