@@ -203,7 +203,7 @@ class Allowance:
 
 def units(shares: int) -> str:
     """Return an amount of GPU memory for people who know its resource, but not the size of a share."""
-    return f"{shares} unit{'' if shares == 1 else 's'}"
+    return f"{shares} share{'' if shares == 1 else 's'}"
 
 
 # --- The file that tells a program in a container its memory ----------------------------------------------------------

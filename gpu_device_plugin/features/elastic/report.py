@@ -121,7 +121,7 @@ def of_size(pod: Pod, size: Size, node: NodeView | None) -> Iterator[Finding]:
     name, now = repr(size.container), amount(size.held)
     if size.held != size.target:
         why = _unanswered(pod, size)
-        text = "Container {container} is guaranteed {held}; {wish} is requested: {why}."
+        text = "Container {container} is guaranteed {held} and requests {wish}: {why}."
         yield note("resize-waits", text, container=name, held=now, wish=amount(size.target), why=why)
     elif size.wish is not None and size.wish < size.request:
         text = (

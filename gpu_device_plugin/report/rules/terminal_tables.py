@@ -297,10 +297,10 @@ def rows_alone(pods: Iterable[tuple[Pod, Usage]]) -> list[PodRow]:
     for pod, usage in pods:
         name, over = str(pod), bool(pod.annotations.get(OVER_USE))
         state = "over" if over else pod.phase
-        places = [(str(at), counted(shares, "unit")) for at, shares in usage.shares]
+        places = [(str(at), counted(shares, "share")) for at, shares in usage.shares]
         places += [(str(at), "whole") for at in usage.whole]
         if usage.unplaced_shares:
-            places.append(("?", counted(usage.unplaced_shares, "unit")))
+            places.append(("?", counted(usage.unplaced_shares, "share")))
         if usage.unplaced_gpus:
             places.append(("?", f"{usage.unplaced_gpus} whole"))
         places += [

@@ -114,7 +114,7 @@ async def test_room_that_a_pod_gets_while_a_guarantee_is_being_saved_is_not_guar
         b = await there.run(pod("b", mem=8))
         assert b.phase == "Running"
         goes_on.set()
-        why = "GPU 0 has 2 GiB left that is not assigned to anyone, and 6 GiB more is requested"
+        why = "GPU 0 has 2 GiB left that is not assigned to anyone, and the request needs 6 GiB more"
         await there.node.until(lambda: held(there, "a").why == why)
         assert there.node.agent is not None
         assert there.node.agent.state.node.ledger.reservations == {}
@@ -127,7 +127,7 @@ async def test_a_wish_without_room_is_refused_until_there_is_room() -> None:
         await there.run(pod("a", mem=4))
         b = await there.run(pod("b", mem=9))
         wish(there, "a", "6")
-        why = "GPU 0 has 1 GiB left that is not assigned to anyone, and 2 GiB more is requested"
+        why = "GPU 0 has 1 GiB left that is not assigned to anyone, and the request needs 2 GiB more"
         await there.node.until(lambda: held(there, "a").why == why)
         assert held(there, "a").guarantees == {}
         await there.node.until(lambda: len(there.events("GPUMemoryNotResized")) == 1)
@@ -158,7 +158,7 @@ async def test_the_label_of_the_namespace_bounds_what_its_pods_get_on_the_node()
         there.api.patch("namespaces", "default", {"metadata": {"labels": {RESIZE_BOUND: "3"}}}, namespace="")
         await holds(there, "a", 3, "3")
         wish(there, "b", "3")
-        why = f"the pods of namespace default may have 3 units beyond their requests (label {RESIZE_BOUND}), and have 2"
+        why = f"the pods of namespace default may have 3 shares beyond their requests (label {RESIZE_BOUND}), and have 2"
         await there.node.until(lambda: held(there, "b").why == why)
 
 
@@ -178,7 +178,7 @@ async def test_what_the_owner_of_a_pod_writes_in_the_name_of_others_is_corrected
         there.api.patch("pods", "a", {"metadata": {"annotations": {MEMORY_HELD: forged, MEMORY_PROMISED: forged}}})
         await there.node.until(lambda: MEMORY_HELD not in there.annotations("a"))
         wish(there, "a", "12", promised=12)
-        await there.node.until(lambda: "may have 0 units beyond their requests" in held(there, "a").why)
+        await there.node.until(lambda: "may have 0 shares beyond their requests" in held(there, "a").why)
         assert held(there, "a").guarantees == {}
         assert there.node.healthy(MEM) == 14
 

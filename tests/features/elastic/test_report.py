@@ -84,7 +84,7 @@ def test_a_wish_holds_or_there_is_a_reason(wishes: dict[str, str], held: int, wh
         (
             {"guarantee": "6", "promised": answer(why="no room")},
             None,
-            ["Container 'main' is guaranteed 4 GiB; 6 GiB is requested: the scheduler extender says: no room."],
+            ["Container 'main' is guaranteed 4 GiB and requests 6 GiB: the scheduler extender says: no room."],
         ),
         (
             {"guarantee": "2"},
@@ -140,8 +140,8 @@ def test_shares_of_an_instance_neither_grow_nor_borrow() -> None:
 
 def test_without_its_node_amounts_are_units() -> None:
     assert [str(each) for each in resizes(pod(guarantee="6", limit="8"), RESOURCES, None)] == [
-        "Container 'main' is guaranteed 4 units; 6 units is requested: the agent of its node has not answered yet.",
-        "Its limit is 8 units, of which it borrows what others do not need.",
+        "Container 'main' is guaranteed 4 shares and requests 6 shares: the agent of its node has not answered yet.",
+        "Its limit is 8 shares, of which it borrows what others do not need.",
     ]
 
 

@@ -25,7 +25,7 @@ from tests.resources import RESOURCES
 RUNNING: dict[str, Any] = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
 
 
-UNITS, LATER = "an amount is a whole number of units of gpu-mem, from 1 on", "change its requests, or wait"
+UNITS, LATER = "an amount is a whole number of shares (gpu-mem), at least 1", "change its requests, or wait"
 
 
 def answer(wish: str, main: int = 0, why: str = "") -> str:
@@ -194,7 +194,7 @@ def test_a_cleared_wish_is_gone(world: World, capsys: pytest.CaptureFixture[str]
         (("web", "6", "--limit=5"), 2, "--limit: 5 is less than the guarantee of 6; choose more"),
         (("a", "6", "--clear"), 2, "--clear: it returns to the request; leave out AMOUNT and --limit, or leave it out"),
         ((), 2, "the following arguments are required: POD [AMOUNT]; see kubectl inspect gpushare resize --help"),
-        (("web", "16"), 1, "default/web cannot be resized: 16 is more than its GPU has: 15 units"),
+        (("web", "16"), 1, "default/web cannot be resized: 16 is more than its GPU has: 15 shares"),
         (("web", "6", "-cm"), 1, "default/web cannot be resized: it has no container 'm' with GPUs; there is main"),
         (("whole", "6"), 1, "default/whole cannot be resized: it has whole GPUs, which cannot be resized"),
         (("later", "6"), 1, f"default/later cannot be resized: it is not running yet (Pending); {LATER}"),
@@ -238,4 +238,4 @@ def test_shares_of_an_instance_stay_and_an_unreadable_node_is_no_obstacle(
         ["default/inst cannot be resized: it has shares of a MIG instance, which can neither grow nor borrow"],
     )
     world.has(answers={MEMORY_HELD: answer("6", 6)}, forbidden=[["get", "nodes", ""]])
-    assert told(world, capsys, "web", "6")[1][0] == "default/web: Container 'main' is guaranteed 6 units."
+    assert told(world, capsys, "web", "6")[1][0] == "default/web: Container 'main' is guaranteed 6 shares."

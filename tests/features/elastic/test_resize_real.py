@@ -56,7 +56,7 @@ async def test_a_pod_is_resized_over_a_real_api_server(
         held = {MEMORY_HELD: write_answer(Answer({name: 6}, "6"))}
         await client.patch(PODS, "web", {"metadata": {"annotations": held}}, namespace="default")
         code, said = await asked
-        assert (code, said.splitlines()[0]) == (0, f"default/web: Container '{name}' is guaranteed 6 units.")
+        assert (code, said.splitlines()[0]) == (0, f"default/web: Container '{name}' is guaranteed 6 shares.")
         refused = {MEMORY_HELD: write_answer(Answer({name: 6}, "8", f"namespace default has no label {RESIZE_BOUND}"))}
         asked = asyncio.create_task(resize("web", "8", flag))
         await wished(client, "8")

@@ -134,7 +134,7 @@ async def test_what_is_promised_is_promised_to_nobody_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bound", "why"), [(None, NO_LABEL), ("1", "namespace default may have 1 unit beyond their requests")]
+    ("bound", "why"), [(None, NO_LABEL), ("1", "namespace default may have 1 share beyond their requests")]
 )
 async def test_the_namespace_has_to_allow_it(bound: str | None, why: str) -> None:
     async with cluster(bound=bound) as w:

@@ -714,7 +714,7 @@ def test_who_may_only_get_his_pod_is_told_what_it_says_itself_and_which_rights_a
     assert shared.inspect("why", "web-0") == 0
     assert capfd.readouterr().out.splitlines()[:2] == [
         "default/web-0 is on node node-a (Running).",
-        "  GPU 0: 5 units",
+        "  GPU 0: 5 shares",
     ]
 
 

@@ -201,7 +201,7 @@ ON_N = "on-node node=n phase=Pending"
 @pytest.mark.parametrize(
     ("placed", "status", "nodes", "expected"),
     [
-        (pod(node_name="n", annotations={IDX: "1"}), NO_STATUS, None, [ON_N, "has gpu=1 facts= amount=4 units"]),
+        (pod(node_name="n", annotations={IDX: "1"}), NO_STATUS, None, [ON_N, "has gpu=1 facts= amount=4 shares"]),
         (
             pod({COUNT: 1}, **LOST),
             SchedulingStatus(message="the node was lost"),

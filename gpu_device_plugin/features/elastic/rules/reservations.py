@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _CONFIRMED = IdState()
 UNDECIDED = "the scheduler has not decided yet"
-_TOO_LITTLE = "{gpu} has {free} left that is not assigned to anyone, and {more} more is requested"
+_TOO_LITTLE = "{gpu} has {free} left that is not assigned to anyone, and the request needs {more} more"
 
 
 class GpuRoom(NamedTuple):

@@ -170,7 +170,7 @@ UNSUITABLE: dict[str, tuple[Pod, Candidate | None, str]] = {
     "shares of unknown size": (
         pod("6"),
         node(taken(11), gpus=NodeGpus((ListedGpu(0, 12),))),
-        "GPU 0 of node-1 has 1 unit that is not assigned to anyone",
+        "GPU 0 of node-1 has 1 share that is not assigned to anyone",
     ),
     "a container on two GPUs": (
         pod('{"main": 6}', places={"0": {"0": 2, "1": 2}}),
@@ -212,12 +212,12 @@ def test_a_wish_that_cannot_be_fulfilled_is_answered_by_a_sentence(
         (
             {RESIZE_BOUND: "8"},
             7,
-            f"the pods of namespace team-a may have 8 units beyond their requests (label {RESIZE_BOUND}), and have 7",
+            f"the pods of namespace team-a may have 8 shares beyond their requests (label {RESIZE_BOUND}), and have 7",
         ),
         (
             {RESIZE_BOUND: "1"},
             0,
-            f"the pods of namespace team-a may have 1 unit beyond their requests (label {RESIZE_BOUND}), and have 0",
+            f"the pods of namespace team-a may have 1 share beyond their requests (label {RESIZE_BOUND}), and have 0",
         ),
         ({RESIZE_BOUND: "8"}, 6, ""),
     ],
@@ -241,7 +241,7 @@ def test_containers_of_one_pod_share_room_and_bound() -> None:
     assert found.answer.guarantees == {"a": 4, "c": 2}
     assert (
         found.answer.why
-        == f"the pods of namespace team-a may have 3 units beyond their requests (label {RESIZE_BOUND}), and have 2"
+        == f"the pods of namespace team-a may have 3 shares beyond their requests (label {RESIZE_BOUND}), and have 2"
     )
     found = resize(asked, RESOURCES, node(taken(3), of=asked), PLENTY)
     assert found.answer.guarantees == {"a": 4, "c": 2}

@@ -112,7 +112,7 @@ def test_a_container_grows_as_far_as_there_is_room_and_shrinks_at_once() -> None
     allocations = [hold(range(4)), hold(range(4, 10), "b")]
     decided = resize(there, found(there, allocations, pod(wish="9"), pod("b", wish="8")), NOTHING, FREELY)
     assert amounts(decided) == {"a/main": 5}
-    why = "GPU 0 has 1 GiB left that is not assigned to anyone, and 2 GiB more is requested"
+    why = "GPU 0 has 1 GiB left that is not assigned to anyone, and the request needs 2 GiB more"
     assert decided[1].refused == {("b", "main"): why}
     there = there.with_ledger(there.ledger.with_reservations(decided[0]))
     assert there.use(there.shares.gpus[0]).taken == 15
@@ -142,7 +142,7 @@ def test_shares_that_waiting_pods_will_get_are_not_free() -> None:
     assert amounts(resize(there, only, ({0: 6, 1: 9}, 0), FREELY)) == {"a/main": 6}
     assert amounts(resize(there, only, ({0: 7}, 0), FREELY)) == {}
     assert resize(there, only, ({0: 6}, 1), FREELY)[1].refused == {
-        ("a", "main"): "GPU 0 has 5 GiB left that is not assigned to anyone, and 6 GiB more is requested"
+        ("a", "main"): "GPU 0 has 5 GiB left that is not assigned to anyone, and the request needs 6 GiB more"
     }
 
 
@@ -178,7 +178,7 @@ def test_the_allowance_of_its_namespace_has_to_be_known_and_large_enough() -> No
     assert resize(there, both, NOTHING, {})[1].unknown == {"default"}
     assert amounts(resize(there, both, NOTHING, {"default": Allowance("default", 5)})) == {"a/main": 3, "b/main": 2}
     same, refused = resize(there, both, NOTHING, {"default": Allowance("default", 4)})
-    why = f"the pods of namespace default may have 4 units beyond their requests (label {RESIZE_BOUND}), and have 3"
+    why = f"the pods of namespace default may have 4 shares beyond their requests (label {RESIZE_BOUND}), and have 3"
     assert (same, refused.refused, refused.unknown) == (there.ledger.reservations, {("b", "main"): why}, frozenset())
     assert resize(there, both, NOTHING, {"default": "it is away"})[1].refused == {("b", "main"): "it is away"}
 
@@ -192,7 +192,7 @@ def test_the_bound_is_a_label_of_the_namespace() -> None:
     )
     assert (
         Allowance("web", 1, 1).refusal(1)
-        == f"the pods of namespace web may have 1 unit beyond their requests (label {RESIZE_BOUND}), and have 1"
+        == f"the pods of namespace web may have 1 share beyond their requests (label {RESIZE_BOUND}), and have 1"
     )
     assert Allowance("web", 2, 1).refusal(1) == ""
 
