@@ -83,9 +83,9 @@ OWN: Mapping[str, Seen] = {
         told={
             "default/claims waits for 9 GiB of one GPU, through ResourceClaims.",
             "ResourceClaim c is not allocated yet",
-            "node-a: its GPUs are given to limits of pods",
+            "node-a: its GPUs are allocated through limits of pods",
             "node-c: the largest GPU has only 8 GiB",
-            "node-m: its GPUs are given to limits of pods",
+            "node-m: its GPUs are allocated through limits of pods",
             "  1    11a2b3c4  Tesla T4  11 GiB of 15 GiB  has room",
             "  0    1b2c3d4e  H200   4 GiB of 8 GiB",
         },

@@ -69,7 +69,7 @@ async def test_a_claim_with_a_limit_borrows_and_returns(tmp_path: Path) -> None:
         here.wish("large", exactly(memory="8Gi"))
         assert here.allocate("large") == ""
         refused = await here.kubelet.start_pod("large")
-        assert "this is tried again" in refused.error
+        assert "this is retried" in refused.error
         await here.node.until(lambda: read_memory_file(told.read_text(encoding="utf-8")).return_mib > 0)
         asked = read_memory_file(told.read_text(encoding="utf-8"))
         assert (asked.limit_mib, asked.most_mib) == (4096, 12288)

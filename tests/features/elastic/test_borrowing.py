@@ -144,7 +144,7 @@ async def test_a_newcomer_waits_until_the_borrower_has_returned_its_memory() -> 
         assert its.file(made).return_mib == 0
         ((about, note),) = its.told("GPUMemoryAsked")
         assert about == "nb"
-        assert note.startswith("container main borrows 8,192 MiB of GPU 0 beyond its guarantee, and ")
+        assert note.startswith("container main borrows 8,192 MiB of GPU 0 beyond its guarantee, of which ")
         # Whose it is may not be known yet where the agent reads the use before the kubelet asks for the start.
         why = r"; it may be evicted in [2-5] min"
         assert re.search(f"are needed( for default/new)?{why}$", note)

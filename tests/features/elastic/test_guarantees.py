@@ -158,7 +158,9 @@ async def test_the_label_of_the_namespace_bounds_what_its_pods_get_on_the_node()
         there.api.patch("namespaces", "default", {"metadata": {"labels": {RESIZE_BOUND: "3"}}}, namespace="")
         await holds(there, "a", 3, "3")
         wish(there, "b", "3")
-        why = f"the pods of namespace default may have 3 shares beyond their requests (label {RESIZE_BOUND}), and have 2"
+        why = (
+            f"the pods of namespace default may have 3 shares beyond their requests (label {RESIZE_BOUND}), and have 2"
+        )
         await there.node.until(lambda: held(there, "b").why == why)
 
 

@@ -148,7 +148,7 @@ async def test_without_an_answer_the_wish_stays(world: World) -> None:
     assert isinstance(lines[0], str)
     assert isinstance(lines[-1], str)
     assert "the agent of its node has not answered yet" in lines[0]
-    assert lines[-1].startswith("There is no answer yet; the wish stays. See whether the agent runs on node-a")
+    assert lines[-1].startswith("No answer yet; the request remains. Check that the agent runs on node-a")
     assert annotations_of(world) == {MEMORY_GUARANTEE: "6"}
 
 
@@ -224,7 +224,7 @@ def test_a_pod_that_is_not_there_and_a_right_that_is_missing(world: World, capfd
         f"; an administrator sets it: kubectl label namespace default --overwrite {RESIZE_BOUND}=2"
         in capfd.readouterr().err
     )
-    assert "the right to patch pods in the namespace default is missing; an administrator gives it" in said
+    assert "the right to patch pods in the namespace default is missing; an administrator grants it" in said
     assert "kubectl -n default create rolebinding" in said
 
 

@@ -107,7 +107,7 @@ def test_of_a_healthy_pod_it_is_told_what_was_looked_at(
     assert world.why(fresh(HEALTHY[name])) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[:2] == PLACE
-    assert out[2].startswith("Nothing was found that slowed it in the last ")
+    assert out[2].startswith("Found nothing that slowed it in the last ")
     assert all(line.startswith("Not checked: ") for line in out[3:])
 
 
