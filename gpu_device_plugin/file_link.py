@@ -66,7 +66,7 @@ class FileLink(Generic[Wanted, State]):
         except (OSError, HelperFileError) as error:
             # The helper cannot read it either, and changes nothing until it can.
             self.unwritten = f"{self._wanted_path} cannot be used: {error}"
-            _log.warning("what %s was told is not known, and is written anew: %s", self._name, error)
+            _log.warning("what %s was told is unknown, and is written again: %s", self._name, error)
 
     def want(self, wanted: Wanted) -> None:
         """Have the file say what is wanted: written if it says something else, or was removed or replaced."""
@@ -92,7 +92,7 @@ class FileLink(Generic[Wanted, State]):
         if found is None and self.wanted == self._contract.nothing:
             return not self._state_path.exists()
         if found != self._ours:
-            _log.warning("%s was removed or replaced by somebody, and is written anew", self._wanted_path)
+            _log.warning("%s was removed or replaced, and is written again", self._wanted_path)
         return found == self._ours
 
     def read_state(self) -> State | str:
@@ -150,7 +150,7 @@ class HelperLink(Generic[Wanted, State]):
                 self.wanted, self._content = self._contract.read_wanted(content), content
         except FileNotFoundError:
             if self.wanted not in (None, nothing):
-                self._refuse(f"{path} is gone, and nothing changes until the agent writes it anew")
+                self._refuse(f"{path} is gone, and nothing changes until the agent writes it again")
                 return
             self.wanted, self._content = nothing, None  # no agent was here since the machine started
         except (OSError, HelperFileError) as error:

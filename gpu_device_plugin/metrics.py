@@ -41,14 +41,12 @@ class Duration(Count):
     buckets_s: tuple[float, ...] = _RPC_BUCKETS_S
 
 
-ALLOCATIONS = Count("gpushare_allocations_total", "Containers that were given devices.", ("resource",))
+ALLOCATIONS = Count("gpushare_allocations_total", "Containers that were allocated devices.", ("resource",))
 REFUSALS = Count("gpushare_refusals_total", "Containers that were refused, by reason.", ("resource", "reason"))
 REGISTRATIONS = Count(
     "gpushare_kubelet_registrations_total", "Attempts to register with the kubelet.", ("resource", "outcome")
 )
-CHILD_RESTARTS = Count(
-    "gpushare_nvml_child_restarts_total", "Replacements of the process that speaks to NVML.", ("cause",)
-)
+CHILD_RESTARTS = Count("gpushare_nvml_child_restarts_total", "Replacements of the process that calls NVML.", ("cause",))
 HEALTH_CHANGES = Count("gpushare_gpu_health_changes_total", "Changes of a GPU's health.", ("to", "cause"))
 XIDS = Count("gpushare_xids_total", "XID errors that the driver reported.", ("gpu", "code"))
 MALFORMED_ANNOTATIONS = Count("gpushare_malformed_annotations_total", "Annotations on pods that could not be read.")
@@ -68,7 +66,7 @@ GPU_FAILURE_EVICTIONS = Count(
 )
 RETURNS = Count(
     "gpushare_memory_returns_total",
-    "Containers that were asked to return borrowed GPU memory, and what came of it.",
+    "Containers that were asked to return borrowed GPU memory, by outcome.",
     ("outcome",),
 )
 BORROWER_EVICTIONS = Count(
@@ -80,7 +78,7 @@ RPCS = Duration("gpushare_rpc_duration_seconds", "Time to answer the kubelet.", 
 
 RETURNING = Duration(
     "gpushare_memory_return_seconds",
-    "Time that containers took to return the borrowed GPU memory that they were asked for.",
+    "Time that containers took to return borrowed GPU memory once asked.",
     buckets_s=_RETURN_BUCKETS_S,
 )
 OF_AGENTS: Sequence[Count] = (
@@ -90,7 +88,7 @@ OF_AGENTS: Sequence[Count] = (
 
 MOVES = Count(
     "gpushare_extender_moves_total",
-    "Pods that were to be moved to other GPUs: evicted, or refused.",
+    "Moves of pods to other GPUs: evicted, or refused.",
     ("outcome",),
 )
 VERBS = Duration(
@@ -104,7 +102,7 @@ VERDICTS = Count(
 )
 SAMPLE_MISSES = Count(
     "gpushare_extender_sample_misses_total",
-    "Filter calls in which no node had room but one that kube-scheduler had not sampled, by what became of the pod.",
+    "Filter calls in which only a node outside kube-scheduler's sample had room, by what became of the pod.",
     ("outcome",),
 )
 BINDS = Count("gpushare_extender_binds_total", "Bind calls of the scheduler, by outcome.", ("outcome",))
@@ -116,13 +114,13 @@ DRIFT = Count(
 
 RESIZES = Count(
     "gpushare_extender_resizes_total",
-    "Answers to wishes of running pods for guaranteed memory, by outcome.",
+    "Answers to requests of running pods for guaranteed memory, by outcome.",
     ("outcome",),
 )
 
 IDLE_ACTIONS = Count(
     "gpushare_extender_idle_actions_total",
-    "What was done about idle pods and their workloads, by wish and outcome.",
+    "Actions on idle pods and their workloads, by requested action and outcome.",
     ("wish", "outcome"),
 )
 

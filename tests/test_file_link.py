@@ -113,7 +113,7 @@ def test_a_file_that_was_removed_or_replaced_is_written_anew(
         harm()
         meeting.agent.want({A: 4})
         assert meeting.hears() == {A: 4}
-    assert caplog.messages == [f"{meeting.wanted} was removed or replaced by somebody, and is written anew"] * 2
+    assert caplog.messages == [f"{meeting.wanted} was removed or replaced, and is written again"] * 2
 
 
 def test_the_next_agent_begins_with_what_was_wanted(meeting: Meeting) -> None:
@@ -129,7 +129,7 @@ def test_a_helper_hears_that_nothing_is_wanted_though_the_file_was_removed_betwe
     meeting.helper.write(READY)
     meeting.wanted.unlink()
     assert meeting.hears() == {A: 4}
-    assert "is gone, and nothing changes until the agent writes it anew" in meeting.helper.refused
+    assert "is gone, and nothing changes until the agent writes it again" in meeting.helper.refused
     meeting.agent_starts()
     meeting.agent.want({})
     assert (meeting.hears(), meeting.helper.refused) == ({}, "")

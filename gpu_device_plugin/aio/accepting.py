@@ -115,7 +115,7 @@ class Accepting(Server):
             except ConnectionError:  # closed by the peer while it was queued
                 continue
             except OSError as error:
-                _log.error("accepts no connections for a while", extra={"why": str(error), "once_per_s": 60})
+                _log.error("is not accepting connections for a while", extra={"why": str(error), "once_per_s": 60})
                 self._loop.remove_reader(self._listening)
                 self._resuming = self._loop.call_later(_WITHOUT_FILES_S, self._listen)
                 return

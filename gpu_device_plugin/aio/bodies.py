@@ -92,7 +92,7 @@ class Bodies:
         finally:
             body.deadline = None
         if body.displaced:
-            raise BodyError(503, "too many large bodies arrive at once; send this one again")
+            raise BodyError(503, "too many large bodies arrive at once; resend this one")
         whole = body.parts[0] if len(body.parts) == 1 else b"".join(body.parts)
         body.parts.clear()
         return whole

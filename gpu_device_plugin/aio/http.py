@@ -294,11 +294,11 @@ async def _made(route: Route, request: Request) -> Page | Stream:
     except Exception as error:  # noqa: BLE001 - the last place where it can become an answer
         redacted = RuntimeError(f"{type(error).__name__}; its message is omitted, it may quote the request")
         _log.error(
-            "an error in the program itself",
+            "internal error",
             extra={"method": route.method, "path": route.path},
             exc_info=redacted.with_traceback(error.__traceback__),
         )
-        return Page("an error in the program itself; see its log\n", status=500)
+        return Page("internal error; see the log\n", status=500)
 
 
 class _Terse(LoggerAdapter):

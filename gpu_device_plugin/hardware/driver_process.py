@@ -17,7 +17,7 @@ from gpu_device_plugin.hardware.messages import Answer, Listing, MalformedError,
 from gpu_device_plugin.node.rules.gpu_health import Probe, Xid
 
 A = TypeVar("A")
-_NAME = "the process that speaks to the driver"
+_NAME = "the process that calls the driver"
 
 
 class DriverProcess(asyncio.SubprocessProtocol):

@@ -166,5 +166,5 @@ def agents(pods: Iterable[AgentPod], namespace: str = AGENT_NAMESPACE) -> Agents
     elsewhere = tuple(sorted({pod.namespace for pod in usable})[:3])
     why = "no node agent that serves HTTP runs"
     if elsewhere:
-        why += f" in the namespace {namespace}; pods in other namespaces are not believed ({', '.join(elsewhere)})"
+        why += f" in the namespace {namespace}; pods in other namespaces are ignored ({', '.join(elsewhere)})"
     return Agents({}, why, elsewhere)

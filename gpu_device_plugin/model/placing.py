@@ -128,11 +128,11 @@ class Unplaceable:
         """Return the sentence for the owner of the pod, who knows neither shares nor device IDs."""
         if self.demand.kind is Kind.COUNT:
             return self._whole_sentence()
-        asked = f"GPU memory: {format_mib(self.demand.amount * share_mib)} asked"
+        asked = f"GPU memory: {format_mib(self.demand.amount * share_mib)} requested"
         if self.demand.gpus > 1:
             asked += f" from {self.demand.gpus} GPUs"
         if self.demand.amount % self.demand.gpus:
-            return f"{asked}, which cannot be divided into equal parts of whole shares"
+            return f"{asked}, which cannot be split evenly into whole shares"
         if self.demand.gpus > 1 and self.reasons and all(room.card is not None for room, _ in self.reasons):
             return f"{asked}, this node has MIG instances only, and no container can use several of them"
         return f"{asked}, {self._why_no_memory(share_mib)}"
@@ -143,9 +143,7 @@ class Unplaceable:
         each = self.demand.amount // self.demand.gpus
         largest = max(room.total for room, _ in self.reasons)
         if largest < each and self.demand.gpus == 1:
-            return (
-                f"the largest GPU of this node has {format_mib(largest * share_mib)} in all, so it can never run here"
-            )
+            return f"the largest GPU of this node has {format_mib(largest * share_mib)}, so it can never run here"
         if not any(room.healthy for room, _ in self.reasons):
             return "no GPU of this node is healthy"
         open_to_shares = [room for room, _ in self.reasons if room.gives_shares]
@@ -158,10 +156,10 @@ class Unplaceable:
         return f"healthy GPUs with {format_mib(each * share_mib)} free: {enough}"
 
     def _whole_sentence(self) -> str:
-        asked = f"whole GPUs: {self.demand.amount} asked"
+        asked = f"whole GPUs: {self.demand.amount} requested"
         reasons = [obstacle for room, obstacle in self.reasons if room.card is None]
         if len(reasons) < self.demand.amount:
-            return f"{asked}, this node has {len(reasons)} in all, so it can never run here"
+            return f"{asked}, this node has {len(reasons)}, so it can never run here"
         why = Counter(reasons)
         free = why.pop(Obstacle.FULL, 0)
         others = ", ".join(f"{count} {obstacle}" for obstacle, count in sorted(why.items()))

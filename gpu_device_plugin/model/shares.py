@@ -23,7 +23,7 @@ class TooManySharesError(ValueError):
         """Raise with a message for people."""
         super().__init__(message)
         self.restart_helps = restart_helps
-        """Too many are of MIG instances that are not offered any more: an agent that starts anew does not list them."""
+        """Too many are of MIG instances that are no longer offered: an agent that starts anew does not list them."""
 
 
 Listing: TypeAlias = tuple[Kind, str]
@@ -211,7 +211,7 @@ class Shares:
             return ""
         return (
             f"in MIG mode, with {instances} instance{'s' * (instances > 1)} that --mig=whole or --mig=share, or "
-            "the node label gpu-device-plugin/mig, would give to pods"
+            "the node label gpu-device-plugin/mig, would allocate to pods"
         )
 
     def _barred(self, gpu: Gpu, excluded: frozenset[str], mig: MigMode) -> str:
@@ -225,7 +225,7 @@ class Shares:
         if given_whole or shares_of(gpu, self.share_mib, self.reserve_mib):
             return ""
         kept_back = gpu.reserved_mib + self.reserve_mib
-        less = f", of which {format_mib(kept_back)} are kept back" if gpu.total_mib >= self.share_mib else ""
+        less = f", of which {format_mib(kept_back)} are reserved" if gpu.total_mib >= self.share_mib else ""
         return f"{format_mib(gpu.total_mib)}{less}, less than one share of {format_mib(self.share_mib)}"
 
     def _check(self, gpus: Collection[SharedGpu], limit: int) -> None:
@@ -233,8 +233,8 @@ class Shares:
         former = sum(shared.gone and bool(shared.listed) for shared in gpus)
         if len(gpus) > MOST_POSITIONS and former:
             raise TooManySharesError(
-                f"{former} of {len(gpus)} positions of the node's list are of MIG instances that exist no more, and "
-                f"readers cope with about {MOST_POSITIONS}; an agent that starts anew gives them to others",
+                f"{former} of {len(gpus)} positions of the node's list are of MIG instances that no longer exist, and "
+                f"readers handle about {MOST_POSITIONS}; an agent that starts anew gives them to others",
                 restart_helps=True,
             )
         cut = [shared for shared in gpus if SHARES in shared.listed]
@@ -244,14 +244,14 @@ class Shares:
         live = sum(len(shared.shares) for shared in cut if SHARES in shared.offered)
         if live <= limit:
             raise TooManySharesError(
-                f"{total - live} of {total} device IDs are of MIG instances that are not offered any more, and a "
-                f"kubelet copes with about {limit}; an agent that starts anew does not list them",
+                f"{total - live} of {total} device IDs are of MIG instances that are no longer offered, and a "
+                f"kubelet handles about {limit}; an agent that starts anew does not list them",
                 restart_helps=True,
             )
         fits = smallest_share_mib((shared.gpu for shared in cut if SHARES in shared.offered), self.reserve_mib, limit)
         raise TooManySharesError(
-            f"a share size of {format_mib(self.share_mib)} cuts the GPUs of this node into {live} shares, and a "
-            f"kubelet copes with about {limit}; set the share size to {format_mib(fits)} or more",
+            f"a share size of {format_mib(self.share_mib)} splits the GPUs of this node into {live} shares, and a "
+            f"kubelet handles about {limit}; set the share size to {format_mib(fits)} or more",
             restart_helps=False,
         )
 
@@ -262,7 +262,7 @@ class Shares:
             return ""
         counts = Counter(why for _, why in self.left_out)
         reasons = ", ".join(f"{why} ({count} GPU{'s' * (count > 1)})" for why, count in counts.items())
-        return f"no GPU is shared: {reasons}; --share-size, --exclude-gpus and --mig decide about that"
+        return f"no GPU is shared: {reasons}; --share-size, --exclude-gpus and --mig decide this"
 
     @property
     def any_listed(self) -> bool:

@@ -75,9 +75,7 @@ class GpuTelemetry:
     """Milliwatts that the board draws (nvmlDeviceGetPowerUsage)."""
     power_limit_mw: int | None = _gauge("power_limit_watts", "Power limit in force.", _MILLI)
     """The limit in force (nvmlDeviceGetEnforcedPowerLimit)."""
-    power_limit_default_mw: int | None = _gauge(
-        "power_limit_default_watts", "Power limit unless somebody sets another.", _MILLI
-    )
+    power_limit_default_mw: int | None = _gauge("power_limit_default_watts", "Default power limit.", _MILLI)
     """The limit of such a board unless somebody sets another (nvmlDeviceGetPowerManagementDefaultLimit)."""
     energy_mj: int | None = _gauge("energy_joules_total", "Energy since the driver was loaded.", _MILLI)
     """Millijoules since the driver was loaded (nvmlDeviceGetTotalEnergyConsumption)."""
@@ -91,21 +89,23 @@ class GpuTelemetry:
     """Bits of `Throttle` (nvmlDeviceGetCurrentClocksEventReasons); the driver's other bits are left out."""
     persistence: bool | None = _gauge("persistence_mode", "1 if the driver stays loaded without clients.")
     # load
-    sm_percent: int | None = _gauge("utilization_ratio", "Part of the time in which a kernel ran, 0 to 1.", _PERCENT)
+    sm_percent: int | None = _gauge(
+        "utilization_ratio", "Fraction of the time in which a kernel ran, 0 to 1.", _PERCENT
+    )
     """Part of the last sample period, 1/6 s to 1 s, in which a kernel ran (nvmlDeviceGetUtilizationRates)."""
     memory_percent: int | None = _gauge(
-        "memory_busy_ratio", "Part of the time in which memory was read or written.", _PERCENT
+        "memory_busy_ratio", "Fraction of the time in which memory was read or written.", _PERCENT
     )
     encoder_percent: int | None = _gauge("encoder_utilization_ratio", "Use of the video encoder, 0 to 1.", _PERCENT)
     decoder_percent: int | None = _gauge("decoder_utilization_ratio", "Use of the video decoder, 0 to 1.", _PERCENT)
     # pcie
     pcie_generation: int | None = _gauge("pcie_generation", "Generation of the PCIe link; an idle GPU may lower it.")
     """Of the link now. An idle GPU may lower it to save power; its width stays."""
-    pcie_generation_max: int | None = _gauge("pcie_generation_max", "Highest generation that GPU and slot can.")
+    pcie_generation_max: int | None = _gauge("pcie_generation_max", "Highest generation that GPU and slot support.")
     """The most that GPU and slot can (nvmlDeviceGetMaxPcieLinkGeneration)."""
     pcie_width: int | None = _gauge("pcie_lanes", "Lanes of the PCIe link.")
-    pcie_width_max: int | None = _gauge("pcie_lanes_max", "Most lanes that GPU and slot can.")
-    pcie_replays: int | None = _gauge("pcie_replays_total", "Packets sent again over PCIe.")
+    pcie_width_max: int | None = _gauge("pcie_lanes_max", "Most lanes that GPU and slot support.")
+    pcie_replays: int | None = _gauge("pcie_replays_total", "Packets that were resent over PCIe.")
     """Packets sent again (nvmlDeviceGetPcieReplayCounter)."""
     pcie_sent_bytes: int | None = _gauge("pcie_sent_bytes_total", "Bytes from the GPU to the host.")
     """From the GPU to the host, a counter (NVML_FI_DEV_PCIE_COUNT_TX_BYTES)."""

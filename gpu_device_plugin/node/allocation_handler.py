@@ -156,13 +156,13 @@ class AllocationHandler:
         node = self._state.node
         for position in sorted(node.shares.spread(device_ids)):
             if reason := node.block(node.shares.gpus[position].gpu.uuid).everyone:
-                return Refusal(RefusalCode.UNHEALTHY, f"GPU {position} is out of service: {reason}")
+                return Refusal(RefusalCode.UNHEALTHY, f"GPU {position} is unhealthy: {reason}")
         return None
 
     def _waiting_for(self, resource: Resource) -> WaitingPods | None:
         """Return the pods that a call for a resource may be for; None: they play no part.
 
-        Whole MIG instances are promised to nobody: kube-scheduler counts them, and one is as good as another.
+        Whole MIG instances are not assigned to anyone: kube-scheduler counts them, and one is as good as another.
         """
         return None if resource.kind is Kind.INSTANCE else self._waiting
 

@@ -185,12 +185,14 @@ class Configuration:
             extra = {"uuid": shared.gpu.uuid, "model": shared.gpu.product, "shares": len(shared.shares)}
             if shared.offered:
                 whole = shared.gpu.instance is not None and shares.mig is MigMode.WHOLE
-                given = f"given whole: {UNIFIED}" if shared.gpu.unified else "given whole" if whole else "shared"
+                given = (
+                    f"allocated whole: {UNIFIED}" if shared.gpu.unified else "allocated whole" if whole else "shared"
+                )
                 _log.info("%s is %s", shared.name, given, extra=extra)
         if config.too_many not in {"", before.too_many}:
             _log.error("new GPUs are not shared", extra={"why": config.too_many})
         if shares.mig is not before.shares.mig:
-            _log.info("the way of giving MIG instances to pods changed", extra={"mig": shares.mig.value})
+            _log.info("how pods get MIG instances changed", extra={"mig": shares.mig.value})
 
     def _report(self, config: NodeConfig, before: NodeConfig) -> None:
         for remark in config.remarks:

@@ -125,7 +125,7 @@ class NodeCluster(NodeApi):
         try:
             self.node.set(await self._self.change_cordons(lambda now: {uuid: cordon, **now}))
         except (ApiError, MalformedAnnotationError) as error:
-            _log.warning("GPU %s cannot be put aside: %s", uuid, error, extra={"once_per_s": 600})
+            _log.warning("GPU %s cannot be cordoned: %s", uuid, error, extra={"once_per_s": 600})
             return False
         return True
 

@@ -63,7 +63,7 @@ class Advertiser:
             self.refresh()
             if self.refusals.run not in {None, before}:
                 asked = format_mib(amount * self._state.node.shares.share_mib)
-                sentence = f"pods of {asked} are refused again and again: {ADVICE[refusal.code]}"
+                sentence = f"pods of {asked} are refused repeatedly: {ADVICE[refusal.code]}"
                 self._api.announce(_log, "GPUMemoryFragmented", sentence, "Refuse")
 
     def refresh(self) -> None:

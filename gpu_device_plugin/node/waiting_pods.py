@@ -199,8 +199,8 @@ class WaitingPods:
                 self._complain("frameworks of a pod are ignored", pod, ignored)
             known = self._written[pod.uid] = _Written(
                 pod,
-                self._understood("a promise is ignored", pod, promised, MappingProxyType({})),
-                self._understood("the wishes of a pod are ignored", pod, wishes, NO_PREFERENCES),
+                self._understood("an assignment is ignored", pod, promised, MappingProxyType({})),
+                self._understood("the memory annotations of a pod are ignored", pod, wishes, NO_PREFERENCES),
                 frameworks,
             )
         return known

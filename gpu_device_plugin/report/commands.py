@@ -105,7 +105,7 @@ DRY_RUN = switch("--dry-run", "only print what would be done")
 MISSING_RIGHT = "right-missing"
 """The code of the finding that the reader lacks a right."""
 GRANT = (
-    "an administrator gives it with the ClusterRole gpushare-viewer (deploy/viewer.yaml): "
+    "an administrator grants it with the ClusterRole gpushare-viewer (deploy/viewer.yaml): "
     "kubectl create clusterrolebinding gpushare-viewer --clusterrole=gpushare-viewer --user=USER"
 )
 """How a right comes that a reader lacks."""

@@ -53,7 +53,7 @@ _MOST_TRIED = 1000
 """Pods of which the best nodes are known."""
 _SOON = (
     "there will be room once pods that vanished while running, or whose binding got no answer, no longer count, and "
-    "room that is held for others is given back"
+    "room held for others is released"
 )
 
 

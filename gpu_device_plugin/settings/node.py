@@ -126,8 +126,8 @@ class NodeSettings(ResourceSettings, LogSettings):
     pre_start: bool = knob(
         "true",
         SWITCH,
-        "Have the kubelet ask the agent (PreStartContainer) before each start of a container: one whose GPU is out of "
-        "service waits, and one of a pod deleted by force does not start without its variables.",
+        "Have the kubelet ask the agent (PreStartContainer) before each start of a container: one whose GPU is "
+        "unhealthy waits, and one of a force-deleted pod does not start without its variables.",
     )
     device_plugin_dir: Path = knob(
         "/var/lib/kubelet/device-plugins",

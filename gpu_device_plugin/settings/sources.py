@@ -207,7 +207,7 @@ class Sources(Generic[S]):
             elif profile and not knob.in_profile:
                 wrong = f"an agent needs this before it knows its profile; write it in {DEFAULT_PROFILE}{_SUFFIX}"
             elif (text := _text(value, knob.form)) is None:
-                many = "words or a list of words" if knob.form.many else "a single value"
+                many = "text or a list of texts" if knob.form.many else "a single value"
                 wrong = f"{many} is needed here, written like {knob.form.shape}"
             else:
                 yield _Written(name, where, text)

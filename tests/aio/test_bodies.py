@@ -32,7 +32,7 @@ async def posted(url: str, body: object) -> tuple[int, str]:
         return response.status, await response.text()
 
 
-REFUSED = 503, "too many large bodies arrive at once; send this one again\n"
+REFUSED = 503, "too many large bodies arrive at once; resend this one\n"
 
 
 async def test_of_too_many_bodies_the_largest_that_still_arrives_is_refused() -> None:

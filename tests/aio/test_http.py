@@ -344,7 +344,7 @@ async def test_an_error_in_a_route_is_a_500_and_a_traceback_without_the_body(
 
     async with serving_routes("127.0.0.1", 0, [Route("POST", "/breaks", breaks), *ROUTES]) as port:
         async with http.post(f"http://127.0.0.1:{port}/breaks", data=b"PASSWORD") as response:
-            assert (response.status, await response.text()) == (500, "an error in the program itself; see its log\n")
+            assert (response.status, await response.text()) == (500, "internal error; see the log\n")
         async with http.post(f"http://127.0.0.1:{port}/scheduler/filter", data=b"fine") as response:
             assert response.status == 200
     assert "in breaks" in caplog.text

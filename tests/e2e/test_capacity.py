@@ -188,7 +188,7 @@ def test_a_move_that_is_not_possible_is_refused_and_nothing_is_evicted(cluster: 
         return str(found.get(MOVE_REFUSED, ""))
 
     why = cluster.until(refusal, "the move is refused", LONG_S)
-    assert "has not the room any more" in why
+    assert "no longer has the room" in why
     assert pods_of(cluster)[name]["metadata"]["uid"] == pod["metadata"]["uid"]
 
 

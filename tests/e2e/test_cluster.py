@@ -285,7 +285,7 @@ def test_a_pod_that_comes_past_the_scheduler_is_refused_by_the_node_with_a_sente
         shared.until(lambda: shared.get("pod", "past")["status"]["phase"] == "Failed", "the pod is refused")
         status = shared.get("pod", "past")["status"]
         assert status["reason"] == "UnexpectedAdmissionError"
-        assert "GPU memory: 8 GiB asked, the emptiest healthy GPU has 7 GiB free" in status["message"]
+        assert "GPU memory: 8 GiB requested, the emptiest healthy GPU has 7 GiB free" in status["message"]
     finally:
         shared.kubectl("delete", "pod", "past")
 
@@ -374,7 +374,7 @@ def test_a_pod_that_uses_more_than_it_was_granted_is_named_and_evicted_as_its_bu
         settings.kubectl(*CONFIGMAP, f"-p={json.dumps({'data': data})}")
         use_gpus(settings, "/etc/gpushare/gpus.json")
         told = settings.until(lambda: events_of(settings, "greedy", "GPUMemoryExceeded"), "the pod is named")
-        assert "container main uses 3,072 MiB of GPU 0, was given 1,024 MiB" in told[0]
+        assert "container main uses 3,072 MiB of GPU 0, was granted 1,024 MiB" in told[0]
         said = "uses 3,072 MiB of GPU 0"
         settings.until(lambda: said in notes_of(settings, "greedy").get(OVER_USE, ""), "its annotation says so")
         row = r"0 +default/greedy/main +3,072 MiB +1,024 MiB +advisory +over since "

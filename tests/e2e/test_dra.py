@@ -183,7 +183,7 @@ def test_a_node_changes_over_to_the_device_plugin_and_back_and_waits_for_those_w
     serve(cluster, "device-plugin")
     cluster.until(lambda: not devices(cluster), "nothing is offered to claims", LONG_S)
     notes = cluster.get("node", cluster.node)["metadata"]["annotations"]["gpu-device-plugin/gpus"]
-    assert "waits to serve by device-plugin" in notes
+    assert "will serve through device-plugin" in notes
     delete(cluster, "holds")
     cluster.until(lambda: cluster.offered() == {GPU_MEM: 30, GPU_COUNT: 2}, "the plugin offers the GPUs", LONG_S)
     run(cluster, pod("old", limits={GPU_MEM: 3}))

@@ -1,4 +1,4 @@
-"""Whatever the process that speaks to the driver writes is read, or refused by an error that is declared."""
+"""Whatever the process that calls the driver writes is read, or refused by an error that is declared."""
 
 import io
 import json

@@ -91,7 +91,7 @@ async def test_b7_a_gpu_lost_without_any_event_is_found_by_its_reading(
         gpus.now(1, lost=True)
         view = await hardware.until(lambda view: healthy(view) == [True, False])
     assert believed(view)[1].reasons == (
-        "the driver cannot read it: GPU is lost (15); it is offered again when it answers steadily",
+        "the driver cannot read it: GPU is lost (15); it returns to service once it answers reliably",
     )
 
 
@@ -133,7 +133,7 @@ async def test_b3_a_child_that_crashes_is_replaced_and_no_gpu_is_blamed(
     async with watched("fake:2xT4", on_change=changes.append, timings=timings) as hardware:
         os.kill(child_of(hardware), end)
         crashed = await hardware.until(lambda view: view.state is State.CRASHED)
-        assert f"the process that speaks to the driver was ended by {end.name}" in crashed.sentence
+        assert f"the process that calls the driver was ended by {end.name}" in crashed.sentence
         view = await hardware.until(lambda view: view.state is State.WATCHING)
     assert (healthy(view), view.child_restarts, changes) == ([True, True], 1, [])
 
@@ -368,7 +368,7 @@ async def test_b16_b17_a_card_that_is_swapped_is_another_gpu_and_the_old_one_sta
         view = await hardware.until(lambda view: len(view.inventory.gpus) == 3)
     assert [(gpu.uuid, gpu.product) for gpu in view.inventory.gpus][::2] == [(old, "Tesla T4"), (new, "Tesla T4")]
     assert healthy(view) == [False, True, True]
-    assert believed(view)[0].reasons[0].startswith("the driver does not find it any more; ")
+    assert believed(view)[0].reasons[0].startswith("the driver no longer finds it; ")
 
 
 async def test_b18_gpus_that_appear_later_are_found(watching: Watching, described: Describe) -> None:
@@ -554,7 +554,7 @@ async def test_a_message_of_a_wrong_shape_ends_the_process_that_wrote_it_and_not
 async def test_a_first_answer_without_gpus_is_none(watching: Watching, tmp_path: Path) -> None:
     command = speaking(tmp_path, b'{"answer": {"probes": []}}\n', at_first=True)
     async with watching("fake:1xT4", command=command) as hardware:
-        await hardware.until(lambda view: view.sentence.startswith("the process that speaks to the driver wrote an"))
+        await hardware.until(lambda view: view.sentence.startswith("the process that calls the driver wrote an"))
         await hardware.until(lambda view: view.state is State.WATCHING)
 
 

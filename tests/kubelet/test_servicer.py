@@ -231,7 +231,7 @@ async def test_a_grant_becomes_variables_device_nodes_and_cdi_names() -> None:
 
 async def test_c3_a_refusal_is_an_error_with_its_sentence_and_never_a_success() -> None:
     async with served() as plugin:
-        plugin.answers.refusal = "GPU memory: 8 GiB asked, the emptiest healthy GPU has 5 GiB free"
+        plugin.answers.refusal = "GPU memory: 8 GiB requested, the emptiest healthy GPU has 5 GiB free"
         with pytest.raises(aio.AioRpcError) as caught:
             await plugin.stub.Allocate(pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest()]))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

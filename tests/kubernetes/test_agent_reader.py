@@ -34,7 +34,6 @@ def test_pods_of_other_namespaces_are_not_believed_even_if_they_are_the_only_one
     tenants = [replace(OURS, namespace=name) for name in ("d", "c", "b", "a")]
     assert agents(tenants).by_node == {}
     assert agents(tenants).why == (
-        "no node agent that serves HTTP runs in the namespace gpushare; pods in other namespaces are not believed "
-        "(a, b, c)"
+        "no node agent that serves HTTP runs in the namespace gpushare; pods in other namespaces are ignored (a, b, c)"
     )
     assert agents([*tenants, OURS], "ours") == Agents({"node-1": OURS})

@@ -14,7 +14,7 @@ from tests.mig import gpus, instance, inventory
 
 ONE_G, THREE_G = (Kind.INSTANCE, "1g.10gb"), (Kind.INSTANCE, "3g.30gb")
 OFF, WHOLE, SHARE = MigMode
-WOULD_BE = "that --mig=whole or --mig=share, or the node label gpu-device-plugin/mig, would give to pods"
+WOULD_BE = "that --mig=whole or --mig=share, or the node label gpu-device-plugin/mig, would allocate to pods"
 
 
 def cut(*cards: int | tuple[int, ...], mode: MigMode, **more: object) -> Shares:
@@ -69,9 +69,7 @@ def test_an_instance_too_small_for_a_share_is_given_whole_only() -> None:
 def test_of_instances_that_nobody_gets_their_gpu_is_told(card: tuple[int, ...], mode: MigMode, why: str) -> None:
     shares = cut(card, mode=mode)
     assert (told(shares), shares.gpus) == ({"GPU-0": why}, ())
-    assert shares.why_none == (
-        f"no GPU is shared: {why} (1 GPU); --share-size, --exclude-gpus and --mig decide about that"
-    )
+    assert shares.why_none == (f"no GPU is shared: {why} (1 GPU); --share-size, --exclude-gpus and --mig decide this")
 
 
 @pytest.mark.parametrize(
@@ -154,12 +152,12 @@ def test_ids_of_destroyed_instances_count_and_a_restart_is_proposed() -> None:
         shares.with_inventory(there, mig=SHARE, limit=25)
     assert failed.value.restart_helps
     assert str(failed.value) == (
-        "10 of 30 device IDs are of MIG instances that are not offered any more, and a kubelet copes with about 25; an "
+        "10 of 30 device IDs are of MIG instances that are no longer offered, and a kubelet handles about 25; an "
         "agent that starts anew does not list them"
     )
     with pytest.raises(TooManySharesError, match="10 of 30 device IDs are of MIG instances"):
         shares.with_inventory(there, mig=SHARE, limit=20)
-    with pytest.raises(TooManySharesError, match="into 20 shares, and a kubelet copes with about 15; set") as failed:
+    with pytest.raises(TooManySharesError, match="into 20 shares, and a kubelet handles about 15; set") as failed:
         shares.with_inventory(there, mig=SHARE, limit=15)
     assert not failed.value.restart_helps
 
@@ -277,7 +275,7 @@ def test_memory_that_is_kept_back_leaves_no_share_of_a_small_gpu_or_instance() -
     )
     assert not shares.any_listed
     assert [shared.gpu.uuid for shared in shares.gpus if not shared.vacant] == []
-    why = "1 GiB, of which 512 MiB are kept back, less than one share of 1 GiB"
+    why = "1 GiB, of which 512 MiB are reserved, less than one share of 1 GiB"
     assert told(shares) == {"GPU-0": why, "MIG-1-0": why}
 
 

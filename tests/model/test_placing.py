@@ -66,7 +66,7 @@ def test_a_demand_that_does_not_divide_is_refused() -> None:
     """Rounded up, 5 shares from 2 GPUs would be 6, which the pod did not request and no kubelet would allocate."""
     answer = refused(place(wanting(5, gpus=2), rooms(8, 8), BINPACK))
     assert answer.sentence(1024) == (
-        "GPU memory: 5 GiB asked from 2 GPUs, which cannot be divided into equal parts of whole shares"
+        "GPU memory: 5 GiB requested from 2 GPUs, which cannot be split evenly into whole shares"
     )
 
 
@@ -227,53 +227,53 @@ def test_the_best_connected_group_is_left_whole_among_many_gpus_too(number: int)
 @pytest.mark.parametrize(
     ("demand", "there", "sentence"),
     [
-        (wanting(8), rooms(1, 5, 3), "GPU memory: 8 GiB asked, the emptiest healthy GPU has 5 GiB free"),
-        (wanting(3), [], "GPU memory: 3 GiB asked, this node has no shared GPU"),
+        (wanting(8), rooms(1, 5, 3), "GPU memory: 8 GiB requested, the emptiest healthy GPU has 5 GiB free"),
+        (wanting(3), [], "GPU memory: 3 GiB requested, this node has no shared GPU"),
         (
             wanting(9),
             [*rooms(8, 8), Room(2, 4, 4)],
-            "GPU memory: 9 GiB asked, the largest GPU of this node has 8 GiB in all, so it can never run here",
+            "GPU memory: 9 GiB requested, the largest GPU of this node has 8 GiB, so it can never run here",
         ),
         (
             wanting(8),
             [Room(0, 8, 8, healthy=False), Room(1, 4, 4, healthy=False)],
-            "GPU memory: 8 GiB asked, no GPU of this node is healthy",
+            "GPU memory: 8 GiB requested, no GPU of this node is healthy",
         ),
         (
             wanting(4),
             [Room(0, 8, 8, healthy=False), Room(1, 8, 8, whole=True)],
-            "GPU memory: 4 GiB asked, all healthy GPUs of this node are exclusively allocated",
+            "GPU memory: 4 GiB requested, all healthy GPUs of this node are exclusively allocated",
         ),
         # The smaller GPU is in whole use too, so its free shares do not count.
         (
             wanting(8),
             [Room(0, 4, 4, whole=True), Room(1, 8, 8, whole=True)],
-            "GPU memory: 8 GiB asked, all healthy GPUs of this node are exclusively allocated",
+            "GPU memory: 8 GiB requested, all healthy GPUs of this node are exclusively allocated",
         ),
         (
             wanting(8),
             [Room(0, 8, 8, healthy=False), Room(1, 8, 8, whole=True), Room(2, 8, 2, shared=True)],
-            "GPU memory: 8 GiB asked, the emptiest healthy GPU has 2 GiB free",
+            "GPU memory: 8 GiB requested, the emptiest healthy GPU has 2 GiB free",
         ),
         (
             wanting(8, gpus=2),
             [Room(0, 8, 4, shared=True), Room(1, 8, 3, shared=True), Room(2, 8, 8, whole=True)],
-            "GPU memory: 8 GiB asked from 2 GPUs, healthy GPUs with 4 GiB free: 1",
+            "GPU memory: 8 GiB requested from 2 GPUs, healthy GPUs with 4 GiB free: 1",
         ),
         (
             wanting(18, gpus=2),
             rooms(8, 8),
-            "GPU memory: 18 GiB asked from 2 GPUs, healthy GPUs with 9 GiB free: 0",
+            "GPU memory: 18 GiB requested from 2 GPUs, healthy GPUs with 9 GiB free: 0",
         ),
-        (whole(3), rooms(8, 8), "whole GPUs: 3 asked, this node has 2 in all, so it can never run here"),
+        (whole(3), rooms(8, 8), "whole GPUs: 3 requested, this node has 2, so it can never run here"),
         (
             whole(2),
             [Room(0, 8, 8), Room(1, 8, 7, shared=True), Room(2, 8, 8, whole=True), Room(3, 8, 8, healthy=False)],
-            "whole GPUs: 2 asked, 1 free (1 exclusively allocated, 1 unhealthy, 1 with shares in use)",
+            "whole GPUs: 2 requested, 1 free (1 exclusively allocated, 1 unhealthy, 1 with shares in use)",
         ),
-        (whole(2), rooms(8, 7), "whole GPUs: 2 asked, 1 free (1 with shares in use)"),
-        (whole(1), rooms(7, 7), "whole GPUs: 1 asked, 0 free (2 with shares in use)"),
-        (whole(0), rooms(8), "whole GPUs: 0 asked, 1 free"),
+        (whole(2), rooms(8, 7), "whole GPUs: 2 requested, 1 free (1 with shares in use)"),
+        (whole(1), rooms(7, 7), "whole GPUs: 1 requested, 0 free (2 with shares in use)"),
+        (whole(0), rooms(8), "whole GPUs: 0 requested, 1 free"),
     ],
 )
 def test_a_refusal_is_a_sentence_for_the_owner_of_the_pod(demand: Demand, there: list[Room], sentence: str) -> None:
@@ -282,7 +282,7 @@ def test_a_refusal_is_a_sentence_for_the_owner_of_the_pod(demand: Demand, there:
 
 def test_a_refusal_speaks_of_memory_and_not_of_shares() -> None:
     assert refused(place(wanting(7), rooms(2), BINPACK)).sentence(256) == (
-        "GPU memory: 1.75 GiB asked, the emptiest healthy GPU has 512 MiB free"
+        "GPU memory: 1.75 GiB requested, the emptiest healthy GPU has 512 MiB free"
     )
 
 
@@ -404,18 +404,18 @@ def test_a_whole_instance_is_one_that_nobody_uses() -> None:
     assert refused(place(instance, there[:1], BINPACK)).reasons == ((there[0], Obstacle.OTHER_KIND),)
 
 
-ASKED = "GPU memory: 8 GiB asked from 2 GPUs"
+ASKED = "GPU memory: 8 GiB requested from 2 GPUs"
 
 
 @pytest.mark.parametrize(
     ("demand", "sentence"),
     [
-        (whole(1), "whole GPUs: 1 asked, this node has 0 in all, so it can never run here"),
+        (whole(1), "whole GPUs: 1 requested, this node has 0, so it can never run here"),
         (
             wanting(8, gpus=2),
             f"{ASKED}, this node has MIG instances only, and no container can use several of them",
         ),
-        (wanting(8), "GPU memory: 8 GiB asked, the emptiest healthy GPU has 5 GiB free"),
+        (wanting(8), "GPU memory: 8 GiB requested, the emptiest healthy GPU has 5 GiB free"),
     ],
 )
 def test_a_node_of_instances_only_says_what_it_lacks(demand: Demand, sentence: str) -> None:
@@ -426,7 +426,7 @@ def test_memory_of_several_gpus_counts_gpus_alone() -> None:
     there = [Room(0, 80, 80), *instances(10, 10, card=1, first=1)]
     answer = refused(place(wanting(8, gpus=2), there, BINPACK))
     assert [obstacle for _, obstacle in answer.reasons] == [Obstacle.FULL, Obstacle.OTHER_KIND, Obstacle.OTHER_KIND]
-    assert answer.sentence(1024) == "GPU memory: 8 GiB asked from 2 GPUs, healthy GPUs with 4 GiB free: 1"
+    assert answer.sentence(1024) == "GPU memory: 8 GiB requested from 2 GPUs, healthy GPUs with 4 GiB free: 1"
 
 
 @pytest.mark.parametrize(("rank", "taken"), [(BINPACK, 3), (SPREAD, 0)])

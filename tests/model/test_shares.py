@@ -160,7 +160,7 @@ def test_where_no_gpu_is_shared_the_reasons_are_named(
     gpus: tuple[Gpu, ...], excluded: tuple[str, ...], reasons: str
 ) -> None:
     assert Shares(100 * 1024).with_inventory(Inventory(gpus), excluded).why_none == (
-        f"no GPU is shared: {reasons}; --share-size, --exclude-gpus and --mig decide about that"
+        f"no GPU is shared: {reasons}; --share-size, --exclude-gpus and --mig decide this"
     )
 
 
@@ -211,7 +211,7 @@ def test_too_many_shares_are_refused_with_a_size_that_fits() -> None:
     """8 x 143,771 MiB at 128 MiB give 8 x 1,123 = 8,984; at 256 MiB 8 x 561 = 4,488; at 512 MiB 8 x 280 = 2,240."""
     gpus = tuple(Gpu(f"GPU-{n}", n, "NVIDIA H200", 143_771) for n in range(8))
     expected = (
-        "a share size of 128 MiB cuts the GPUs of this node into 8984 shares, and a kubelet copes with about 4000; "
+        "a share size of 128 MiB splits the GPUs of this node into 8984 shares, and a kubelet handles about 4000; "
         "set the share size to 512 MiB or more"
     )
     with pytest.raises(TooManySharesError, match=f"^{re.escape(expected)}$"):

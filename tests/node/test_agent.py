@@ -52,7 +52,7 @@ async def test_a_pod_for_which_no_gpu_has_room_is_told_so_in_a_sentence() -> Non
             await node.kubelet.admit(pod(name, mem=9))
         made = await node.kubelet.admit(pod("c", mem=8))
         assert made.phase == "Failed"
-        assert "GPU memory: 8 GiB asked, the emptiest healthy GPU has 5 GiB free" in made.message
+        assert "GPU memory: 8 GiB requested, the emptiest healthy GPU has 5 GiB free" in made.message
 
 
 async def test_whole_and_shared_use_exclude_each_other_and_undo_themselves() -> None:

@@ -328,7 +328,7 @@ async def test_a16_with_every_gpu_lost_the_kubelet_is_answered_and_the_pod_told_
         await node.start_agent()
         node.hardware(T4 | {"error": "no answer"}, T4 | {"lost": True})
         await node.healthy_is(MEM, 0)
-        with pytest.raises(grpc.aio.AioRpcError, match=r"GPU 0 is out of service: .*no answer"):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"GPU 0 is unhealthy: .*no answer"):
             await allocate(node, MEM, f"{node.uuids[0]}::0")
 
 

@@ -139,7 +139,7 @@ async def test_a19_a_share_size_that_makes_too_many_ids_is_refused_with_one_that
         node.launch()
         error = await node.ended()
         assert isinstance(error, UsageError)
-        assert "cuts the GPUs of this node into 1145248 shares" in str(error)
+        assert "splits the GPUs of this node into 1145248 shares" in str(error)
         assert "set the share size to" in str(error)
 
 
@@ -273,7 +273,7 @@ async def test_an_agent_that_shares_no_gpu_says_why_it_is_not_ready(
         await node.until(lambda: any(message.startswith("no GPU is shared: ") for message in caplog.messages))
         assert await page(port, "/readyz") == (
             503,
-            f"no GPU is shared: {reason}; --share-size, --exclude-gpus and --mig decide about that\n",
+            f"no GPU is shared: {reason}; --share-size, --exclude-gpus and --mig decide this\n",
         )
         assert (await page(port, "/healthz"))[0] == 200
 
@@ -501,7 +501,7 @@ async def test_a3_without_inotify_everything_is_noticed_by_looking() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"gpus": "fake:8xH200", "share_size": "1MiB"}, "a kubelet copes with about 4000; set the share size to"),
+        ({"gpus": "fake:8xH200", "share_size": "1MiB"}, "a kubelet handles about 4000; set the share size to"),
         ({"device_plugin_dir": "/does/not/exist"}, "is not a directory; it has to be the kubelet's"),
         ({"gpus": "/does/not/exist.yaml"}, "/does/not/exist.yaml: cannot be read"),
         ({"domain": "kubernetes.io"}, "kubernetes.io"),

@@ -227,7 +227,7 @@ async def test_a_pod_on_an_instance_that_exists_no_more_is_named(caplog: pytest.
             lambda: [gpu["uuid"] for gpu in there.said_of_node().get("instances", ())].count(uuid) == 1
         )
         listed = {gpu["uuid"]: gpu for gpu in there.said_of_node()["instances"]}
-        assert listed[uuid]["reason"] == "the MIG instance exists no more"
+        assert listed[uuid]["reason"] == "the MIG instance no longer exists"
         there.node.kubelet.finish(made)
         await there.node.until(lambda: uuid in {gpu["uuid"] for gpu in there.said_of_node().get("gone", ())})
 
@@ -338,7 +338,7 @@ async def test_an_xid_of_the_gpu_condemns_all_of_its_instances() -> None:
         assert node.agent is not None
         told = node.agent.state.node.blocks
         for uuid in uuids(h100("1g.10gb*2"), tmp=node)[0]:
-            assert told[uuid].everyone.startswith("its GPU is out of service: XID 79")
+            assert told[uuid].everyone.startswith("its GPU is unhealthy: XID 79")
 
 
 async def test_the_use_of_an_instance_is_that_of_its_container() -> None:

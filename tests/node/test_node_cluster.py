@@ -159,7 +159,7 @@ async def test_a_gpu_that_is_lost_keeps_its_position_when_the_agent_starts_anew(
         await there.node.until(lambda: [gpu["healthy"] for gpu in _gpus(there)] == [False, True, True])
         lost = _gpus(there)[0]
         assert (lost["index"], lost["uuid"], lost["model"], lost["shares"]) == (0, before[0], "Tesla T4", 14)
-        assert "the driver does not find it any more" in lost["reason"]
+        assert "the driver no longer finds it" in lost["reason"]
         assert there.positions(await there.run(pod("a", mem=3), promise(1, 3))) == {1: 3}
         await there.node.healthy_is(MEM, 21 + 14)
         assert there.positions(last) == {2: 2}
@@ -288,7 +288,7 @@ async def test_a_run_of_refusals_is_one_event_with_advice() -> None:
         await there.node.until(lambda: bool(there.events("GPUMemoryFragmented")))
         await there.node.healthy_is(MEM, 18 + 7)
         (event,) = there.events("GPUMemoryFragmented")
-        assert event["note"].startswith("Pods of 8 GiB are refused again and again: ")
+        assert event["note"].startswith("Pods of 8 GiB are refused repeatedly: ")
         assert "install a scheduler extender" in event["note"]
         assert "series" not in event
 

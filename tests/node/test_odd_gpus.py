@@ -18,7 +18,7 @@ async def test_a_gpu_with_the_memory_of_the_machine_is_given_whole(caplog: pytes
         await there.start_agent()
         await there.node.healthy_is(COUNT, 1)
         assert there.node.healthy(MEM) == 0
-        assert "GPU 0 is given whole: its memory is the machine's" in caplog.text
+        assert "GPU 0 is allocated whole: its memory is the machine's" in caplog.text
         made = await there.run(pod("whole", count=1))
         assert (made.phase, there.positions(made, resource=COUNT)) == ("Running", {0: 1})
         await there.node.healthy_is(COUNT, 1)

@@ -317,7 +317,7 @@ async def test_malformed_annotations_are_ignored_counted_and_logged_once(
             there.cluster.waiting.waiting()
         a = await there.admit(spec)
         assert (a.phase, there.positions(a)) == ("Running", {0: 3})
-        assert caplog.text.count("a promise is ignored") == 1
+        assert caplog.text.count("an assignment is ignored") == 1
         assert "gpushare_malformed_annotations_total 1.0" in await there.metrics()
 
 
@@ -330,8 +330,8 @@ async def test_a_container_that_asks_for_both_resources_is_refused_with_a_senten
         made = await there.node.kubelet.admit(both)
         assert made.phase == "Failed"
         assert (
-            "container 'main' asks for GPU memory and for whole GPUs at once, which no GPU can serve together; "
-            "ask for one of the two"
+            "container 'main' requests GPU memory and whole GPUs at once, which no GPU can serve; request one of the "
+            "two"
         ) in made.message
         assert there.positions(await there.admit(mem)) == {1: 3}
 
@@ -405,7 +405,7 @@ async def test_p6_a_refusal_is_an_error_and_no_garbage_in_the_environment() -> N
         await there.run(pod("y", mem=10), promise(1, 10))
         a = await there.run(pod("a", mem=6), promise(0, 6))
         assert a.phase == "Failed"
-        assert "GPU memory: 6 GiB asked, the emptiest healthy GPU has 4 GiB free" in a.message
+        assert "GPU memory: 6 GiB requested, the emptiest healthy GPU has 4 GiB free" in a.message
         assert envs_of(a) == {}
         assert there.annotations("a")[ASSIGNED] == "false"
 

@@ -189,6 +189,6 @@ def test_a_quota_is_a_sum_and_a_job_that_fits_on_no_gpu_holds_it(queues: Platfor
 
     def told() -> bool:
         conditions = [each for pod in queues.pods("team-a") for each in pod["status"].get("conditions", ())]
-        return any("the largest GPU has 8 GiB in all" in each.get("message", "") for each in conditions)
+        return any("the largest GPU has only 8 GiB" in each.get("message", "") for each in conditions)
 
     queues.until(told, "the extender says why the pod waits")

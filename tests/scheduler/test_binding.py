@@ -326,7 +326,7 @@ async def test_another_pod_of_the_same_name_is_not_bound_in_its_place() -> None:
 
 async def test_what_cannot_be_placed_is_said_and_reserves_nothing() -> None:
     d = desk(8)
-    assert await d.bind(d.pending(wanting("large", mem=9))) == "node a: the largest GPU has 8 GiB in all"
+    assert await d.bind(d.pending(wanting("large", mem=9))) == "node a: the largest GPU has only 8 GiB"
     assert await d.bind(d.pending(wanting("lost", mem=1)), "b") == "node b is not known to the GPU scheduler"
     assert "ask for one of them" in await d.bind(d.pending(wanting("both", mem=1, count=1)))
     assert "404" in await d.bind(wanting("nobody", mem=1))
@@ -415,7 +415,8 @@ async def test_a_pod_without_a_claim_is_not_bound_to_a_node_that_serves_claims()
     """The node has changed over since kube-scheduler counted its GPUs: its kubelet would reject the pod for good."""
     d = serving_claims(8)
     assert await d.bind(d.pending(wanting("p", count=1))) == (
-        "node a: its GPUs are given to ResourceClaims (DRA), and kube-scheduler has made no claim of the pod's limits; "
+        "node a: its GPUs are allocated through ResourceClaims (DRA), and kube-scheduler has made no claim of the "
+        "pod's limits; "
         "kube-scheduler chooses a node again"
     )
     assert (d.api.bound, d.free()) == ([], [8])

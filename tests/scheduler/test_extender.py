@@ -79,13 +79,13 @@ async def test_what_a_pod_asks_it_gets(what: dict[str, Any], sizes: tuple[int, .
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ({"mem": 9}, "2 the largest GPU has 8 GiB in all"),
+        ({"mem": 9}, "2 the largest GPU has only 8 GiB"),
         ({"mem": 4, "count": 1}, "2 container 'main' asks for aliyun.com/gpu-mem and aliyun.com/gpu-count, which are"),
         (
             {"mem": 7, "labels": {SPLIT: "2"}},
             "2 the pod label aliyun.com/gpu-count asks for 2 GPUs, and a gpu-mem of 7",
         ),
-        ({"mem": 12, "labels": {SPLIT: "4"}}, "2 fewer than 4 GPUs have 3 GiB in all"),
+        ({"mem": 12, "labels": {SPLIT: "4"}}, "2 fewer than 4 GPUs have 3 GiB"),
         ({"mem": 4, "labels": {SPLIT: "many"}}, "2 the pod label aliyun.com/gpu-count is not a number of GPUs"),
         ({"mem": 4, "annotations": {f"{OURS}/use-model": "H100"}}, "2 the pod's annotations allow none of its GPUs"),
         ({"mem": 4, "annotations": {f"{OURS}/gpu-policy": "best"}}, "2 the annotation gpu-device-plugin/gpu-policy is"),
@@ -480,7 +480,7 @@ async def test_e14_why_a_pod_is_not_bound_stands_in_an_answer_of_success_without
         w.node("a", 8)
         await w.start()
         w.pod("p", mem=9)
-        assert await w.bind("p", "a") == "node a: the largest GPU has 8 GiB in all"
+        assert await w.bind("p", "a") == "node a: the largest GPU has only 8 GiB"
         body = {"PodName": "nobody", "PodNamespace": "default", "PodUID": "u", "Node": "a"}
         error = (await w.ask("bind", body))["Error"]
         assert "nobody" in error

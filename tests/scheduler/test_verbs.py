@@ -197,7 +197,7 @@ def test_the_answer_byte_for_byte() -> None:
     body = json.dumps({"Pod": wanting(9), "Nodes": None, "NodeNames": ["a", "b", "zz"]})
     assert two_nodes().verbs.filter(body.encode()) == (
         b'{"Nodes":null,"NodeNames":[],"FailedNodes":{},'
-        b'"FailedAndUnresolvableNodes":{"a":"the largest GPU has 8 GiB in all","b":"the largest GPU has 8 GiB in all",'
+        b'"FailedAndUnresolvableNodes":{"a":"the largest GPU has only 8 GiB","b":"the largest GPU has only 8 GiB",'
         b'"zz":"this node is not known to the GPU scheduler yet"},"Error":""}'
     )
 
@@ -630,7 +630,7 @@ def test_whole_gpus_may_come_from_nodes_of_both_kinds() -> None:
     world = both_kinds()
     assert [world.filter(wanting_whole(2), name)["NodeNames"] for name in "ab"] == [["a"], ["b"]]
     world.runs(running_whole("a0", "a", 0), running_whole("b0", "b", 0), running_whole("b1", "b", 1))
-    assert world.filter(wanting_whole(2), "a")["FailedAndUnresolvableNodes"] == {"a": "fewer than 2 GPUs are unused"}
+    assert world.filter(wanting_whole(2), "a")["FailedAndUnresolvableNodes"] == {"a": "fewer than 2 unused GPUs"}
     assert world.filter(wanting_whole(2), "a", "b")["NodeNames"] == ["b"]
     assert world.scores(wanting_whole(1), "a", "b")["b"] == 5
     assert world.metrics.counts == {(VERDICTS.name, "fits"): 3, (VERDICTS.name, "full"): 1}

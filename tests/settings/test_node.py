@@ -278,9 +278,9 @@ def test_a_variable_that_means_nothing_is_not_passed_over(variable: str, hint: s
         ("policy: [spread]", "line 1, policy: a single value is needed here, written like fit|binpack|spread"),
         (
             "fatal_xids: {79: yes}",
-            "line 1, fatal_xids: words or a list of words is needed here, written like XID,...",
+            "line 1, fatal_xids: text or a list of texts is needed here, written like XID,...",
         ),
-        ("fatal_xids: [[79]]", "line 1, fatal_xids: words or a list of words is needed here, written like XID,..."),
+        ("fatal_xids: [[79]]", "line 1, fatal_xids: text or a list of texts is needed here, written like XID,..."),
         ("\n\npolicy: spred", "line 3, policy: 'spred' is unknown; did you mean spread?"),
         ("reserve:", "line 1, reserve: '' is not an amount of memory; write it like 256MiB or 1GiB"),
     ],

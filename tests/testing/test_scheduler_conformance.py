@@ -136,7 +136,7 @@ async def test_cordoned_nodes_and_those_without_a_label_are_not_shown_to_the_ext
 
 async def test_reasons_are_added_up_where_they_are_the_same(world: SchedulerWorld) -> None:
     await world.nodes(a=8, b=8, c=8)
-    unresolvable = {"c": "the largest GPU has 5 GiB in all"}
+    unresolvable = {"c": "the largest GPU has only 5 GiB"}
     world.extender.said(
         "filter",
         {"NodeNames": [], "FailedNodes": dict.fromkeys("abc", "no GPU"), "FailedAndUnresolvableNodes": unresolvable},
@@ -144,7 +144,7 @@ async def test_reasons_are_added_up_where_they_are_the_same(world: SchedulerWorl
     reason, message = await world.refused("p")
     assert reason == "Unschedulable"
     assert message == (
-        "0/3 nodes are available: 1 the largest GPU has 5 GiB in all, 2 no GPU. "
+        "0/3 nodes are available: 1 the largest GPU has only 5 GiB, 2 no GPU. "
         f"preemption: 0/3 nodes are available: 1 {NOT_HELPFUL}, 2 {NO_VICTIMS}."
     )
 

@@ -59,29 +59,29 @@ SCENES: list[tuple[str, Callable[[Seen], bool]]] = [
     ("The agent finds the GPUs", lambda seen: seen["nodes"] == {"node-1": []} and "of 49 GiB" in seen["sums"]),
     ("Services share a GPU", lambda seen: services(seen) == 7 and not seen["over"]),
     (
-        "A service takes more than it was given",
+        "A service uses more than it was granted",
         lambda seen: any("web-7 uses 1.4 GiB of 1 GiB" in note for note in seen["bad"]) and len(seen["over"]) == 1,
     ),
     (
-        "The GPU runs short",
+        "Memory runs short",
         lambda seen: any("web-7 uses 4.4 GiB of 1 GiB" in note for note in seen["bad"]) and len(seen["over"]) == 1,
     ),
-    ("and the service goes", lambda seen: services(seen) == 6 and not seen["over"] and not seen["bad"]),
+    ("the service is evicted", lambda seen: services(seen) == 6 and not seen["over"] and not seen["bad"]),
     ("A pod gets a whole GPU", lambda seen: any("training" in label for label in seen["whole"])),
     (
-        "A pod is refused, with the reason",
+        "A pod is refused, with a reason",
         lambda seen: any("research/large" in wait and "no GPU has 8 GiB free" in wait for wait in seen["waits"]),
     ),
     ("A GPU fails", lambda seen: any("XID 48" in note for note in seen["bad"])),
     ("The GPU recovers", lambda seen: not seen["bad"] and services(seen) == 6),
     ("A GPU in MIG mode", lambda seen: "serving/chat-2" in seen["nodes"].get("node-2", ())),
-    ("divided anew", lambda seen: any("the MIG instance exists no more" in note for note in seen["bad"])),
+    ("are merged", lambda seen: any("the MIG instance no longer exists" in note for note in seen["bad"])),
     (
         "where the pod that was refused has room",
         lambda seen: "research/large" in seen["nodes"].get("node-2", ()) and not seen["waits"],
     ),
     (
-        "A full cluster with troubles",
+        "A full cluster with problems",
         lambda seen: (
             any("XID 95" in note for note in seen["bad"])
             and any("research/notebook-1 uses" in note for note in seen["bad"])
@@ -108,7 +108,9 @@ async def test_the_page_shows_each_scene_while_it_is_played_and_stays_after_the_
             assert "1/12" not in out.getvalue(), "the scenes begin when somebody looks"
             await tab.open(out.address)
             await eventually(
-                lambda: "The page stays until Ctrl-C" in out.getvalue() or playing.done(), "the last scene", quiet_s=120
+                lambda: "The page stays open until Ctrl-C" in out.getvalue() or playing.done(),
+                "the last scene",
+                quiet_s=120,
             )
             assert not playing.done(), out.getvalue()
             seen: list[Seen] = [json.loads(each) for each in await tab.run("window.seen")]

@@ -72,7 +72,7 @@ def changes(
 
 def decision(record: AuditRecord) -> str:
     """Return a grant or its end as a sentence, for the records of incidents; empty: it is neither."""
-    verb = {AuditKind.GRANTED: "was given", AuditKind.ENDED: "gave back"}.get(record.kind)
+    verb = {AuditKind.GRANTED: "was allocated", AuditKind.ENDED: "released"}.get(record.kind)
     who = f"{record.namespace}/{record.pod}" if record.pod else f"the pod with UID {record.pod_uid}"
     amount = format_mib(record.memory_mib or 0)
     return f"container {record.container} of {who} {verb} {amount} of {record.gpu}" if verb else ""

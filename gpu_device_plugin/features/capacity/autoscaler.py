@@ -202,7 +202,7 @@ class Autoscaler:
 
     def _log(self, name: str, template: Mapping[str, Any]) -> None:
         pods = template["metadata"]["annotations"][WANTED_FOR]
-        _log.info("a new node is asked for", extra={"object": name, "pods": pods})
+        _log.info("a new node is requested", extra={"object": name, "pods": pods})
 
 
 def _asked(template: Mapping[str, Any] | None) -> str:

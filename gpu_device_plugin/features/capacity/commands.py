@@ -83,7 +83,7 @@ async def plan_moves(arguments: argparse.Namespace, access: Access, resources: S
     else:
         touched = {name for move in moves for name in (move.origin, move.node)}
         staying = staying_lines(site for site in found.sites if not complete or site.node.name in touched)
-        lines = [*(said or ["No pod waits that fits nowhere."]), *details(found.sites, moves, then, staying)]
+        lines = [*(said or ["No pending pod lacks room."]), *details(found.sites, moves, then, staying)]
     if not (arguments.apply and moves):
         return lines, OK if complete or not arguments.apply else FAILED
     return await confirmed(arguments, access, resources, moves, lines)
@@ -122,7 +122,8 @@ def _wanted(arguments: argparse.Namespace, access: Access, found: Arrangement) -
     wanted = [pod for pod in found.waiting if str(pod) == name]
     if not wanted:
         raise ClusterUnreadableError(
-            f"{name} does not wait for GPUs by its limits; kubectl inspect gpushare why {name} says what it does"
+            f"{name} is not pending for GPUs that its limits request; kubectl inspect gpushare why {name} shows its "
+            "state"
         )
     return wanted
 
@@ -151,7 +152,7 @@ async def confirmed(
     for line in lines:
         say(sys.stdout, line if isinstance(line, str) else line.text)
     if not arguments.yes:
-        say(sys.stdout, f"Evict {counted(len(moves), 'pod')}, one after the other? Write yes:")
+        say(sys.stdout, f"Evict {counted(len(moves), 'pod')}, one after another? Type yes:")
         before = signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's ends no waiting for a person
         try:
             answer = sys.stdin.readline()
@@ -167,8 +168,8 @@ async def confirmed(
             done += 1
     except MoveStoppedError as error:
         left = len(moves) - done
-        stands = f"{done} of {counted(len(moves), 'move')} made, {left} not"
-        return [f"Stopped: {error}.", f"{stands}. Run the command again: it plans anew from what there is."], FAILED
+        stands = f"{done} of {counted(len(moves), 'move')} made, {left} left"
+        return [f"Stopped: {error}.", f"{stands}. Run the command again to plan from the current state."], FAILED
     return [f"Done: {counted(done, 'move')}."], OK
 
 
@@ -200,19 +201,19 @@ class Mover:
         """
         pod = await self._pod(move)
         if pod is None or pod.uid != move.pod.pod.uid or pod.deleting or pod.node_name != move.origin:
-            raise MoveStoppedError(f"{move.pod} is not on {move.origin} any more")
+            raise MoveStoppedError(f"{move.pod} is no longer on {move.origin}")
         siblings = {each.uid for each in await self._siblings(pod)}
         try:
             await self._wish(pod, write_destination(Destination(move.node, tuple(move.shares.items()))))
             await self._await_eviction(move, pod)
         except asyncio.CancelledError:  # by Ctrl-C
             await self._wish(pod, None)
-            raise MoveStoppedError(f"you interrupted it, and the wish to move {move.pod} is withdrawn") from None
+            raise MoveStoppedError(f"interrupted: the request to move {move.pod} is withdrawn") from None
         try:
             return await self._await_replacement(move, pod, siblings)
         except asyncio.CancelledError:
             raise MoveStoppedError(
-                f"you interrupted it; {move.pod} is being evicted, and room on {move.node} is held for its replacement"
+                f"interrupted: {move.pod} is being evicted, and room on {move.node} is held for its replacement"
             ) from None
 
     async def _await_eviction(self, move: Move, pod: Pod) -> None:
@@ -225,8 +226,8 @@ class Mover:
         if not await self._until(evicted, self.answer_s):
             await self._wish(pod, None)
             raise MoveStoppedError(
-                f"no scheduler extender has moved {move.pod} within {self.answer_s:g} s, and the wish is "
-                f"withdrawn; it moves pods where its rights are given: {MANIFEST}"
+                f"no scheduler extender moved {move.pod} within {self.answer_s:g} s, so the request is withdrawn; "
+                f"the extender can move pods once it has the rights of {MANIFEST}"
             )
 
     async def _await_replacement(self, move: Move, pod: Pod, siblings: set[str]) -> str:
@@ -245,7 +246,7 @@ class Mover:
         for each in filter(in_place, new):
             return f"{move.pod} is replaced by {each.namespace}/{each.name} on {move.node}."
         where = ", ".join(f"{each.name} is on {each.node_name or 'no node'}" for each in new) or "there is none yet"
-        raise MoveStoppedError(f"{move.pod} was evicted, and no replacement is in its place on {move.node}: {where}")
+        raise MoveStoppedError(f"{move.pod} was evicted, but its replacement is not on {move.node}: {where}")
 
     async def _until(self, done: Callable[[], Awaitable[bool]], within_s: float) -> bool:
         end = time.monotonic() + within_s
@@ -266,7 +267,7 @@ class Mover:
                 # does no harm.
                 again = isinstance(error, UnavailableError)
                 if destination is not None or (again and time.monotonic() >= end):
-                    raise MoveStoppedError(f"the wish cannot be written: {refusal(error)}") from error
+                    raise MoveStoppedError(f"the request cannot be written: {refusal(error)}") from error
                 if again:
                     await asyncio.sleep(0.2)
                     continue
@@ -306,21 +307,21 @@ def _check(arguments: argparse.Namespace) -> None:
 
 PLAN = Command(
     "plan",
-    "plan which pods to move so that others have room, and move them",
+    "plan which pods to move to make room for others, and move them",
     plan_moves,
     (
         AS_JSON,
         NAMESPACE,
         either(
-            argument("--for", dest="pod", metavar="POD", help="plan moves after which this waiting pod fits"),
+            argument("--for", dest="pod", metavar="POD", help="plan moves that make room for this pending pod"),
             argument(
                 "--nodes-free",
                 type=valued(int, lambda nodes: nodes > 0, "write 1, for example"),
                 metavar="N",
-                help="plan moves after which N nodes have no GPU pods",
+                help="plan moves that leave N nodes without GPU pods",
             ),
         ),
-        switch("--apply", "make the moves of the plan, one after the other"),
+        switch("--apply", "make the planned moves, one after another"),
         YES,
     ),
     _check,

@@ -33,8 +33,8 @@ _GONE = 100
 """Nodes that have gone and are named still: to leave one out is to ask anew."""
 _TRIED_S = 60.0
 """A node that has been open to pods for so long is one that kube-scheduler has tried them on: it does so at once."""
-_EMPTY = "has room on its GPUs, and stays empty: affinity to pods, topology spread or a volume may keep the pod from it"
-_OTHER = "has no GPUs for it, as nodes that were there before"
+_EMPTY = "has room on its GPUs but stays empty: pod affinity, topology spread or a volume may keep the pod away"
+_OTHER = "lacks the GPUs that it needs, like the nodes that were there before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,10 @@ class Grower:
         until = self._attempts.in_vain(_asker(waiter), created_s, now, self._node_start_s)
         if until is None:
             return
-        note = f"node {node} came for it, {why}; for pods of its controller no node is asked for until {rfc3339(until)}"
+        note = (
+            f"node {node} was added for it; it {why}. No node is requested for pods of its controller until "
+            f"{rfc3339(until)}"
+        )
         about = EventSubject("Pod", pod.name, pod.namespace, pod.uid)
         self._context.events.post(about, reason="GPUNodeDidNotHelp", note=note, action="Grow", warning=True)
         _log.warning("a new node did not help", extra={"pod": str(waiter.pod), "why": note})

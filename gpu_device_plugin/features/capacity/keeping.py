@@ -213,7 +213,7 @@ class Keeper:
         self._marked_at.pop(name, None)
         if why:
             self._marked_at[name] = self._context.clock()
-            _log.info("a node is kept from autoscalers", extra={"node": name, "why": why})
+            _log.info("a node is protected from autoscalers", extra={"node": name, "why": why})
         return True
 
     def _noted(self, node: NodeRecord, answer: ApiAnswer) -> NodeRecord:
@@ -278,7 +278,7 @@ class Keeper:
             room = room_for(pod, pod.owner, tuple(place.shares.items()), self._context.wall())
             if self._cache.holds.hold(place.node, replace(room, since_s=since_s)):
                 _log.info(
-                    "a place is held for a pod of a node that goes",
+                    "room is held for a pod of a node that is being removed",
                     extra={"pod": str(place.pod), "from": name, "to": place.node},
                 )
                 with suppress(ApiError):  # the next decision marks them

@@ -129,9 +129,12 @@ class KnownKinds:
         except (NotFoundError, ForbiddenError, InvalidError) as error:
             self._written = False
             hint = (
-                "apply deploy/optional/capacity.yaml, or kinds of nodes that are gone are not asked for after a restart"
+                "apply deploy/optional/capacity.yaml; without it, kinds of nodes that are gone are not requested "
+                "after a restart"
             )
-            _log.warning("kinds of nodes are not kept", extra={"why": f"{error}; {hint}", "once_per_s": 3600})
+            _log.warning(
+                "the known kinds of nodes are not saved", extra={"why": f"{error}; {hint}", "once_per_s": 3600}
+            )
 
 
 class _Kept(msgspec.Struct):

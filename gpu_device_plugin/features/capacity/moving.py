@@ -172,7 +172,7 @@ class Mover:
             return there
         found = fit(asked, there.restricted(dict(to.shares)), _POLICY)
         if isinstance(found, FilterFailure):
-            return f"node {to.node} has not the room any more: {found.sentence}"
+            return f"node {to.node} no longer has the room: {found.sentence}"
         return tuple(shares_of(found.placements).items())
 
     def _destination(self, pod: Pod, name: str) -> Candidate | str:
@@ -195,7 +195,7 @@ class Mover:
     async def _hold(self, pod: Pod, owner: Owner, node: str, shares: Shares) -> str:
         """Hold room so that the next active extender knows of it before the pod goes; return why it is not held."""
         if not self._cache.holds.hold(node, room_for(pod, owner, shares, self._context.wall())):
-            return f"the room could not be held: node {node} has no space to note it"
+            return f"the room could not be held: node {node} has no space left to record it"
         try:
             await self._cache.holds.write(node)
         except ApiError as error:
@@ -281,7 +281,7 @@ class Rebalancer:
             self._stop(self._under_way, "its replacement was not bound in its room")
         self._under_way = ""
         if self._moves and self._for not in self._cache.unschedulable:
-            self._stop(self._for, "the pod that it is for does not wait for room any more")
+            self._stop(self._for, "the pod that it was for no longer needs room")
         elif self._moves:
             await self._next()
         else:
@@ -327,7 +327,7 @@ class Rebalancer:
         plan = await last_of(planning(await self._sites(), self._goal(first), {}))
         if plan and len(plan) <= self._left():
             about = {"pod": str(first.pod), "moves": len(plan)}
-            _log.info("pods are moved so that one that waits has room", extra=about)
+            _log.info("pods are moved to make room for a pending pod", extra=about)
             self._moves.extend(plan)
             self._for = first.pod.uid
 

@@ -27,7 +27,7 @@ _BLOCKING = frozenset(UnmovableReason) - {
 def verdict(plan: Plan, goal: str) -> str:
     """Return what is known of a plan, as a sentence; `goal` completes "N moves ...", as "make room for a/b"."""
     if plan is None:
-        return f"No moves were found that {goal}."
+        return f"No set of moves was found to {goal}."
     if not plan:
         return f"No move is needed to {goal}."
     number = len(plan)

@@ -126,7 +126,7 @@ class NodeClaims:
         start = StartRequest(claim.kind, sorted(claim.device_ids), until)
         if (refusal := await self._node.features.before_start(start)) is not None:
             self._metrics.count(m.REFUSALS, DRIVER, refusal.code)
-            raise NotPreparedError(f"{refusal.sentence}; this is tried again")
+            raise NotPreparedError(f"{refusal.sentence}; this is retried")
 
     async def adopt(self, claim: Claim) -> None:
         """Take over a claim that was prepared by an earlier agent, of which only the API knows what it holds.
@@ -137,7 +137,7 @@ class NodeClaims:
         async with self._lock:
             made = await self._give(claim, (), running=True)
         if isinstance(made, Refusal):
-            _log.error("a prepared claim holds nothing here", extra={"claim": str(claim), "why": made.sentence})
+            _log.error("a prepared claim gets no devices here", extra={"claim": str(claim), "why": made.sentence})
 
     async def unprepare(self, uid: str) -> None:
         """Take back what the claim with this UID was given, if it was given anything. Raises NotPreparedError."""
@@ -164,7 +164,7 @@ class NodeClaims:
             except (ApiError, UnreadableObjectError) as error:
                 pause_s = backoff.next_s()
                 if not isinstance(error, TRANSIENT) or time.monotonic() + pause_s >= until:
-                    raise NotPreparedError(f"claim {name} cannot be read: {error}; this is tried again") from error
+                    raise NotPreparedError(f"claim {name} cannot be read: {error}; this is retried") from error
                 await asyncio.sleep(pause_s)
         if found is None or found.uid != ref.uid:
             raise NotPreparedError(f"claim {name} is gone; delete the pod so that it gets a new one")
@@ -268,7 +268,7 @@ class NodeClaims:
         try:
             await in_thread(act, *args)
         except ClaimStoreError as error:
-            raise NotPreparedError(f"{error}; this is tried again") from error
+            raise NotPreparedError(f"{error}; this is retried") from error
         finally:
             self._metrics.took(m.RPCS, time.perf_counter() - began, "files of a claim")
 

@@ -29,7 +29,7 @@ from gpu_device_plugin.report.rules.node_view import NodeView
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, Part
 from gpu_device_plugin.scheduler.rules.usage import NOTHING, GpuConsumer, Usage
 
-BY_LIMITS = "its GPUs are given to limits of pods, not to ResourceClaims (DRA)"
+BY_LIMITS = "its GPUs are allocated through limits of pods, not through ResourceClaims (DRA)"
 """Why no claim can have devices of a node."""
 _MOST_NAMED = 3
 """The most pods of one claim that its occupant's name names; a claim may have 256."""

@@ -241,7 +241,7 @@ class DraDriver:
             try:
                 await self.look_for_orphans()
             except (ApiError, NotPreparedError, PodResourcesUnavailableError) as error:
-                _log.debug("claims that are prepared in vain are not looked for: %s", error)
+                _log.debug("prepared claims that the cluster no longer knows are not searched for: %s", error)
 
     async def look_for_orphans(self) -> None:
         """Drop the claims that two looks in a row have found neither in the API nor on the kubelet's list.
@@ -260,6 +260,6 @@ class DraDriver:
                 if present is None or present.uid != uid or not present.devices_of(DRIVER):
                     vain.add(uid)
         for uid in sorted(vain & self._vain):
-            _log.warning("a claim is prepared in vain, and dropped", extra={"uid": uid})
+            _log.warning("a prepared claim is no longer known to the cluster, and is dropped", extra={"uid": uid})
             await self.claims.unprepare(uid)
         self._vain = frozenset(vain - self._vain)

@@ -281,7 +281,7 @@ class DeviceOffer(Store[Present]):
     def _told(self, error: ApiError) -> str:
         if isinstance(error, NotFoundError):
             return (
-                f"the API server has no {GROUP}/v1, which Kubernetes has from 1.34 on, so no GPU can be given to "
+                f"the API server has no {GROUP}/v1, which Kubernetes has from 1.34 on, so no GPU can be allocated to "
                 f"ResourceClaims; serve this node by device-plugin ({error})"
             )
         if isinstance(error, ForbiddenError):

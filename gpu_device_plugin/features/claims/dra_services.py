@@ -215,7 +215,7 @@ class DraLoop(RegistrationRounds, pluginregistration_pb2_grpc.RegistrationServic
         for path in self._new_sockets():
             if len(os.fsencode(path)) > sockets.LONGEST_PATH:
                 raise sockets.DirectoryError(
-                    f"{path} is too long for a socket, of which the path has {sockets.LONGEST_PATH}"
+                    f"{path} is too long for a socket, whose path may have {sockets.LONGEST_PATH} bytes"
                 )
         try:
             self.claims.mkdir(parents=True, exist_ok=True, mode=0o700)

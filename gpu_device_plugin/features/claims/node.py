@@ -83,7 +83,7 @@ class Claims(NodeFeature):
         """Serve until cancelled."""
         claims = self._plugin.last_mode.read() == ServingMode.DRA
         if not await wait_within(_GPUS_S if claims else None, self._plugin.any_gpu()):
-            _log.warning("claims are served before a GPU is found: pods that end have to give theirs back")
+            _log.warning("claims are served before a GPU is found, so that pods that end can release theirs")
         before = await self._begin()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._config.follow(self.decide_again), name="follow the mode that is wanted")
@@ -114,7 +114,7 @@ class Claims(NodeFeature):
         before = ServingMode(last) if last in list(ServingMode) else None
         known = await wait_within(_LABEL_S, self._config.wait_until(lambda config: config.labelled))
         if not known and before is not None:
-            _log.warning("our node could not be read yet: it is served as by the previous agent, by %s", before)
+            _log.warning("this node could not be read yet, and is served as by the previous agent, through %s", before)
         await self.dra.take_over(served=before is ServingMode.DRA)
         await self._plugin.reconciler.prepare()
         return before
@@ -153,7 +153,7 @@ class Claims(NodeFeature):
             if decision.waits:
                 self._api.announce(_log, "ServingWaits", decision.waits, "Serve")
             else:
-                sentence = f"this node gives GPUs by {decision.mode}"
+                sentence = f"this node serves GPUs through {decision.mode}"
                 self._api.announce(_log, "Serving", sentence, "Serve", logging.INFO)
             self._reported = decision
         return decision
@@ -168,7 +168,7 @@ class Claims(NodeFeature):
             for entry in self._recorded.value
             if entry.device_ids & held
         }
-        return frozenset(names) or frozenset({"a pod that has just come or gone"})
+        return frozenset(names) or frozenset({"a pod that has just started or ended"})
 
     def _apply(self, now: Serving) -> None:
         self._state.close(closing=bool(now.waits) and now.mode is ServingMode.DEVICE_PLUGIN)
@@ -195,6 +195,6 @@ def choose_mode(
     hold = "hold" if len(names) > 1 else "holds"
     return Serving(
         before,
-        f"this node waits to serve by {wanted} instead of {before}: {first(names, 3)} still {hold} "
-        f"GPUs of it, and new pods get none until {'they have' if len(names) > 1 else 'it has'} ended",
+        f"this node will serve through {wanted} instead of {before} later: {first(names, 3)} still {hold} its GPUs, "
+        f"and new pods get none until {'they have' if len(names) > 1 else 'it has'} ended",
     )

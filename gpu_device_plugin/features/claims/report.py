@@ -116,7 +116,7 @@ def _state(claim: Claim, nodes: Mapping[str, NodeView] | None) -> Iterator[Findi
     for device in taken(claim):
         yield note("claim-has", "ResourceClaim {claim} has {device}.", claim=name, device=_had(device, nodes))
     if any(device.admin for device in claim.devices_of(DRIVER)):
-        text = "ResourceClaim {claim} has access to GPUs beside those who have them (admin)."
+        text = "ResourceClaim {claim} has admin access to GPUs that others hold."
         yield note("claim-has-access", text, claim=name)
     if not claim.devices_of(DRIVER):
         yield note("claim-of-others", f"ResourceClaim {{claim}} is allocated, with no device of {DRIVER}.", claim=name)
@@ -165,7 +165,7 @@ def _had(device: Device, nodes: Mapping[str, NodeView] | None) -> Finding:
 def _asked(request: DeviceRequest) -> Finding:  # noqa: PLR0911
     """Return what a request asks for, as the end of a sentence."""
     if request.admin:
-        return note("admin-access", "access beside those who have a GPU (admin)")
+        return note("admin-access", "admin access to GPUs that others hold")
     if not asks_for_ours(request):
         text = (
             f"devices of the class {{name}}, which is none of ours ({SHARED_CLASS}, {WHOLE_CLASS}, {MIG_CLASS}), so "
@@ -179,7 +179,7 @@ def _asked(request: DeviceRequest) -> Finding:  # noqa: PLR0911
         return note("whole-instances", "one whole MIG instance" if count == 1 else "{n} whole MIG instances", n=count)
     if request.device_class == WHOLE_CLASS:
         return whole_gpus(count) if count else note("every-gpu", "every GPU that matches")
-    smallest = note("smallest-part", "the smallest part")
+    smallest = note("smallest-part", "the smallest amount")
     memory = smallest if request.memory_mib is None else format_mib(request.memory_mib)
     if count == 1:
         return memory_of(memory, 1)
@@ -210,8 +210,9 @@ def by_claim_instead(asked: GpuRequest, nodes: Sequence[NodeView]) -> Iterator[F
     unknown = note("the-amount", "the amount")
     amount = unknown if mib is None else f"{mib // MIB_PER_GIB}Gi" if mib % MIB_PER_GIB == 0 else f"{mib}Mi"
     text = (
-        "Every node that shares GPUs gives them to ResourceClaims (DRA), and none to limits: let the pod name a "
-        f"ResourceClaimTemplate of the DeviceClass {SHARED_CLASS} with the capacity memory: {{amount}} (docs/dra.md)."
+        "Every node that shares GPUs allocates them through ResourceClaims (DRA), and none through limits: have the "
+        f"pod name a ResourceClaimTemplate of the DeviceClass {SHARED_CLASS} with the capacity memory: {{amount}} "
+        "(docs/dra.md)."
     )
     yield note("ask-by-claim", text, amount=amount)
 
@@ -242,7 +243,7 @@ def claims_waiting(claims: Iterable[Claim]) -> list[PodRow]:
 def claims_state(node: NodeView) -> Iterator[State]:
     """Yield that a node gives its GPUs to claims."""
     if node.candidate.gpus.claims:
-        yield State(14, "claims", Tone.PLAIN, "its GPUs are given to ResourceClaims", word=CLAIMS)
+        yield State(14, "claims", Tone.PLAIN, "its GPUs are allocated through ResourceClaims", word=CLAIMS)
 
 
 def explanation(
@@ -344,7 +345,7 @@ def _slices(present: Iterable[Present], serving: Sequence[ExaminedNode], version
         text = "{nodes}: no ResourceSlice has devices that claims can share, so there are only whole GPUs"
         advice = (
             "an API server older than 1.36, or without the feature gate DRAConsumableCapacity, drops what makes a "
-            f"device shared{' (this one is {version})' if version else ''}; for parts of GPUs use limits of pods "
+            f"device shared{' (this one is {version})' if version else ''}; to share GPUs, use limits of pods "
             f"({SERVE_LABEL}=device-plugin)"
         )
         yield warning("devices-not-shared", text, advice, nodes=tuple(cut), version=version)

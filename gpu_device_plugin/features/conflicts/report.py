@@ -44,7 +44,7 @@ _OF_A_PROFILE = re.compile(r"mig|[1-7]g\.", re.ASCII)
 """In the name of a resource for a MIG profile, well written or not."""
 _DID_YOU_MEAN = "It asks for {resource}, which no agent offers: did you mean {meant}?"
 _INSTEAD = {
-    Kind.MEMORY: ("write-memory", "{name}: N for N units of the memory of one GPU"),
+    Kind.MEMORY: ("write-memory", "{name}: N for N shares of one GPU"),
     Kind.COUNT: ("write-count", "{name}: 1 for a whole GPU"),
 }
 

@@ -398,7 +398,7 @@ class Borrowing(NodeFeature):
         for pod, uuids in self._evictor.next_victims(candidates).values():
             ours = [each for each in found.requests.values() if each.pod == pod and each.place[2] in uuids and each.mib]
             why = "; ".join(
-                f"{borrowed(each, called(each.place[2]))}, as it was told {duration(found.at - each.since)} ago"
+                f"{borrowed(each, called(each.place[2]))}; it was asked {duration(found.at - each.since)} ago"
                 for each in ours
             )
             self._evictor.order(pod, uuids, "GPUMemoryNotReturned", why, m.BORROWER_EVICTIONS)

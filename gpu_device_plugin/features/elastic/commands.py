@@ -45,9 +45,10 @@ from gpu_device_plugin.scheduler.rules.usage import growable
 from gpu_device_plugin.settings.knobs import UsageError
 
 PATIENCE_S, _EVERY_S = 15.0, 0.5
-_AGAIN = "the wish stays, and is tried again within a minute"
+_AGAIN = "the request remains, and is retried within a minute"
 _EDIT = (
-    "an administrator gives it, for example by kubectl -n {namespace} create rolebinding edit-USER --clusterrole=edit "
+    "an administrator grants it, for example with kubectl -n {namespace} create rolebinding edit-USER "
+    "--clusterrole=edit "
     "--user=USER"
 )
 
@@ -75,11 +76,11 @@ async def resize(
     if patch := _changes(arguments, pod, container, resources):
         await _write(access, pod, patch, (arguments.amount or 0) - size.request)
         if pod.annotations.keys().isdisjoint({MEMORY_GUARANTEE, MEMORY_LIMIT}):
-            notes.append(f"The container gets no {IN_CONTAINER}, unlike one whose pod is made with these annotations.")
+            notes.append(f"The container has no {IN_CONTAINER}; only pods created with these annotations get it.")
         pod = await _answered(access, pod, resources, container, patience_s)
         size = _size(pod, resources, container)
     if patch and status.controller:
-        notes.append(f"It lasts as long as this pod: other pods of {status.controller} have what their template says.")
+        notes.append(f"This lasts as long as the pod: other pods of {status.controller} get what their template says.")
     found = [*map(str, of_size(pod, size, node)), *map(str, unreadable_wishes(pod)), *notes]
     found += [f"Ignored: {ignored}." for ignored in status.ignored]
     why = why_not(pod, size)
@@ -87,8 +88,8 @@ async def resize(
         found += await _allow(access, namespace, size, why)
     if not settled(why):
         found.append(
-            f"There is no answer yet; the wish stays. See whether the agent runs on {pod.node_name} (kubectl inspect "
-            "gpushare doctor), and repeat the command without an amount."
+            f"No answer yet; the request remains. Check that the agent runs on {pod.node_name} (kubectl inspect "
+            "gpushare doctor), then repeat the command without an amount."
         )
     return [f"{name}: {found[0]}", *found[1:]], FAILED if why else OK
 
@@ -108,9 +109,9 @@ def _too_large(arguments: argparse.Namespace, size: Size, node: NodeView | None)
     if gpu is None:
         return ""
     if gpu.instance is not None:
-        return "it has shares of a MIG instance, which neither grow nor borrow"
+        return "it has shares of a MIG instance, which can neither grow nor borrow"
     most = max(arguments.amount or 0, arguments.limit or 0)
-    return f"{most} is more than its GPU has: {counted(gpu.shares, 'unit')}" if most > gpu.shares else ""
+    return f"{most} is more than its GPU has: {counted(gpu.shares, 'share')}" if most > gpu.shares else ""
 
 
 def _changes(
@@ -177,7 +178,7 @@ async def _allow(access: Access, namespace: str, size: Size, why: str) -> list[s
     # What the namespace has in use is at most its bound.
     enough = size.target - size.request if allowance.bound is None else allowance.bound + size.target - size.held
     meaning = (
-        f"The label {RESIZE_BOUND} of a namespace is the sum of units that its pods may have beyond their requests"
+        f"The label {RESIZE_BOUND} of a namespace is the total of shares that its pods may have beyond their requests"
     )
     return [f"{_AGAIN.capitalize()}. {meaning}; {_label(namespace, enough)}"]
 
@@ -194,7 +195,7 @@ def _units(text: str) -> int:
         return int(text)
     begin = "".join(takewhile(str.isdigit, text))
     meant = f"write {begin}, not {text}" if begin.strip("0") else "write it like 6"
-    raise argparse.ArgumentTypeError(f"an amount is a whole number of units of gpu-mem, from 1 on: {meant}")
+    raise argparse.ArgumentTypeError(f"an amount is a whole number of shares (gpu-mem), at least 1: {meant}")
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -222,11 +223,11 @@ RESIZE = Command(
     "change the memory of a running pod",
     resize,
     (
-        argument("words", nargs="+", metavar="POD [AMOUNT]", help="the amount to guarantee, in units of gpu-mem"),
+        argument("words", nargs="+", metavar="POD [AMOUNT]", help="the amount to guarantee, in shares (gpu-mem)"),
         NAMESPACE,
-        argument("--limit", type=_units, metavar="N", help="the most that the container may use, in units of gpu-mem"),
+        argument("--limit", type=_units, metavar="N", help="the most that the container may use, in shares (gpu-mem)"),
         switch("--clear", "back to the container's request"),
-        argument("-c --container", default="", help="the container to resize, where several have shares"),
+        argument("-c --container", default="", help="the container to resize, if several have shares"),
     ),
     _check,
 )

@@ -48,7 +48,7 @@ class Wish:
     def in_vain(self, resizable: Container[str]) -> list[str]:
         """Return a sentence for each container that it names, and that is none of those that can be resized."""
         named = sorted(name for name in self.containers if name not in resizable)
-        return [f"container {name!r} has no shares of one GPU, which alone can grow" for name in named]
+        return [f"container {name!r} has no shares of a single GPU, and only those can grow" for name in named]
 
 
 NO_WISH = Wish()
@@ -203,7 +203,7 @@ class Allowance:
 
 def units(shares: int) -> str:
     """Return an amount of GPU memory for people who know its resource, but not the size of a share."""
-    return f"{shares} unit{'' if shares == 1 else 's'}"
+    return f"{shares} share{'' if shares == 1 else 's'}"
 
 
 # --- The file that tells a program in a container its memory ----------------------------------------------------------

@@ -36,7 +36,7 @@ from gpu_device_plugin.node.rules.matching import expected
 _log = logging.getLogger(__name__)
 
 _Reserved: TypeAlias = tuple[str, str, str, int, frozenset[str]]  # pod, container, GPU, shares, IDs
-_NOT_SAVED = "the agent cannot save what it guarantees on its node"
+_NOT_SAVED = "the agent cannot save its guarantees on the node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,9 @@ class Guarantees(NodeFeature):
         before, after = (format_mib((request + beyond) * mib) for beyond in (was, now))
         extra = {"pod": f"{pod.namespace}/{pod.name}", "container": each.size.container, "from": before, "to": after}
         _log.info("a guarantee was resized", extra=extra)
-        note = f"container {each.size.container} is guaranteed {after} of {each.gpu.name} from now on, and had {before}"
+        note = (
+            f"container {each.size.container} is now guaranteed {after} of {each.gpu.name}; it was guaranteed {before}"
+        )
         self._api.event("GPUMemoryResized", f"{note}.", "Resize", warning=False, pod=pod)
 
     def _answer(self, found: Mapping[str, Sequence[Elastic]], refused: Mapping[ContainerKey, str]) -> bool:
@@ -244,5 +246,5 @@ class Guarantees(NodeFeature):
         """Post an Event about a wish that is not fulfilled, one for each wish."""
         if new is None or new.why in {"", UNDECIDED} or (says.held.wish == new.wish and says.held.why):
             return
-        note = f"The guarantee of GPU memory stays as it is: {new.why}."
+        note = f"The guarantee of GPU memory is unchanged: {new.why}."
         self._api.event("GPUMemoryNotResized", note, "Resize", pod=says.pod)

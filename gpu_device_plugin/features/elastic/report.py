@@ -40,17 +40,18 @@ _SAYS = " says: "
 
 # The kubelet gives a container that restarts the variables of its first start.
 _ENFORCED = {
-    Enforcement.ADVISORY: f"nothing enforces it: the program has to follow {IN_CONTAINER}",
-    Enforcement.DRIVER: "the driver keeps the limit of the container's start, unless the node runs the limit helper",
-    Enforcement.MPS: "MPS keeps the limit with which the pod was made",
-    Enforcement.CUSTOM: "the library of the administrator keeps the limit with which the pod was made",
+    Enforcement.ADVISORY: f"nothing enforces it; the program has to follow {IN_CONTAINER}",
+    Enforcement.DRIVER: "the driver keeps the limit set when the container started, unless the node runs the limit "
+    "helper",
+    Enforcement.MPS: "MPS keeps the limit that the pod was created with",
+    Enforcement.CUSTOM: "the administrator's library keeps the limit that the pod was created with",
 }
 _INIT = note("init-not-resized", "init containers cannot be resized")
 _NO_GPU_NAMED = note("names-no-gpu", "its annotations name no GPU")
-_EQUAL_PARTS = note("equal-parts", "it has equal parts of several GPUs, which cannot be resized")
+_EQUAL_PARTS = note("equal-parts", "it has shares of several GPUs, which cannot be resized")
 _WHOLE = note("has-whole-gpus", "it has whole GPUs, which cannot be resized")
 _WHOLE_INSTANCES = note("has-whole-instances", "it has whole MIG instances, which cannot be resized")
-_CLAIMS = note("has-claims", "it has its GPUs by ResourceClaims, and Kubernetes changes no allocation of a claim")
+_CLAIMS = note("has-claims", "it has its GPUs through ResourceClaims, whose allocation Kubernetes never changes")
 _EXTENDER_SILENT = note("extender-silent", "the scheduler extender has not answered yet")
 _AGENT_SILENT = note("node-agent-silent", "the agent of its node has not answered yet")
 
@@ -67,7 +68,7 @@ def not_resizable(pod: Pod, resources: Sequence[Resource], container: str, *, cl
     possible, named = growable(pod, resources), {each.name: each for each in pod.containers}
     running = "it has ended" if pod.ended else "it is being deleted" if pod.deleting else ""
     if running or not pod.running:
-        return running or f"it does not run yet ({pod.phase}); change its requests, or wait"
+        return running or f"it is not running yet ({pod.phase}); change its requests, or wait"
     if container in possible or (not container and len(possible) == 1):
         return ""
     if not container and possible:
@@ -120,11 +121,12 @@ def of_size(pod: Pod, size: Size, node: NodeView | None) -> Iterator[Finding]:
     name, now = repr(size.container), amount(size.held)
     if size.held != size.target:
         why = _unanswered(pod, size)
-        text = "Container {container} is guaranteed {held}; it is to have {wish}: {why}."
+        text = "Container {container} is guaranteed {held} and requests {wish}: {why}."
         yield note("resize-waits", text, container=name, held=now, wish=amount(size.target), why=why)
     elif size.wish is not None and size.wish < size.request:
         text = (
-            "Container {container} stays guaranteed its request, {held}: the kubelet takes nothing back while it runs."
+            "Container {container} remains guaranteed its request, {held}: the kubelet takes nothing back while it "
+            "runs."
         )
         yield note("resize-below-request", text, container=name, held=now)
     else:
@@ -134,7 +136,7 @@ def of_size(pod: Pod, size: Size, node: NodeView | None) -> Iterator[Finding]:
     in_all = MOST_SHARES if gpu is None else gpu.shares
     most = MemoryRequests.of(pod.annotations).limit_of(size.container, size.held, in_all, may_borrow=True)
     if gpu is not None and gpu.instance is not None:
-        yield note("instance", "It has shares of a MIG instance, which neither grow nor borrow.")
+        yield note("instance", "It has shares of a MIG instance, which can neither grow nor borrow.")
     elif most != size.held:
         every = note("all-of-its-gpu", ", all of its GPU") if most == in_all else ""
         below = note("below-guarantee", ", less than its guarantee")
@@ -169,7 +171,7 @@ def resizes(pod: Pod, resources: Sequence[Resource], node: NodeView | None) -> I
     found = sizes(pod, resources)
     if not found and not pod.annotations.keys().isdisjoint({MEMORY_LIMIT, MEMORY_GUARANTEE}):
         why = _other_kind(list(pod.containers), pod, resources, claims=False)
-        yield note("wish-without-shares", "Its annotations for the size of its memory change nothing: {why}.", why=why)
+        yield note("wish-without-shares", "Its memory annotations have no effect: {why}.", why=why)
     for size in found:
         limit = read_wish(pod.annotations, MEMORY_LIMIT).of(size.container)
         if size.wish is not None or limit is not None or size.held != size.request:
@@ -179,7 +181,7 @@ def resizes(pod: Pod, resources: Sequence[Resource], node: NodeView | None) -> I
 def unreadable_wishes(pod: Pod) -> Iterator[Finding]:
     """Yield a sentence for each wish of a pod's owner that cannot be parsed."""
     for problem in MemoryRequests.of(pod.annotations).malformed:
-        yield note("wish-malformed", "{problem}; it counts as none.", problem=f"{problem[0].upper()}{problem[1:]}")
+        yield note("wish-malformed", "{problem}; it is ignored.", problem=f"{problem[0].upper()}{problem[1:]}")
 
 
 def _parts(pod: Pod, size: Size, node: NodeView | None) -> Sequence[ContainerUse]:
@@ -222,7 +224,7 @@ def wishes(pods: Iterable[Pod], nodes: Iterable[ExaminedNode], memory: str) -> I
     findings = [finding for pod in pods for finding in _unfulfilled(pod, resources, shares)]
     yield from findings
     if pods and not findings:
-        yield ok("wishes", "{pods:pod} with a guarantee or a limit of their owners, as these want it", pods=len(pods))
+        yield ok("wishes", "{pods:pod} resized as their owners requested", pods=len(pods))
 
 
 def _unfulfilled(pod: Pod, resources: Sequence[Resource], shares: Mapping[tuple[str, int], int]) -> Iterator[Finding]:
@@ -234,15 +236,15 @@ def _unfulfilled(pod: Pod, resources: Sequence[Resource], shares: Mapping[tuple[
         most = shares.get((pod.node_name, size.gpu))
         wanted = max(requests.limit.of(size.container) or 0, size.wish or 0)
         if most is not None and wanted > most:
-            text = "{pod}: {wanted} units for container {container} are more than its GPU has, {most}"
+            text = "{pod}: {wanted} shares for container {container} are more than its GPU has, {most}"
             yield warning("wish-too-large", text, f"{again} AMOUNT --limit {most}", pod=name, wanted=wanted,
                           container=size.container, most=most)  # fmt: skip
         elif pod.running and (why := why_not(pod, size)):
             bound = (
-                f"kubectl label namespace {pod.namespace} --overwrite {RESIZE_BOUND}=N, the sum of units that its pods "
-                "may have beyond their requests"
+                f"kubectl label namespace {pod.namespace} --overwrite {RESIZE_BOUND}=N, the total of shares that its "
+                "pods may have beyond their requests"
             )
             advice = bound if RESIZE_BOUND in why else f"{again} AMOUNT; with --clear it stays as it is"
-            text = "{pod}: container {container} is guaranteed {held} units instead of {target}: {why}"
+            text = "{pod}: container {container} is guaranteed {held} shares instead of {target}: {why}"
             yield note("resize-waits", text, advice, pod=name, container=size.container, held=size.held,
                        target=size.target, why=why)  # fmt: skip

@@ -317,7 +317,7 @@ class Resizes(SchedulerFeature):
 
     def leader_steps(self) -> Iterable[LeaderStep]:  # noqa: D102
         pause_s = self._context.timings.resize_s
-        return (LeaderStep("resizing", self._answer, self._begin, pause_s=pause_s, waits="resizes of pods wait"),)
+        return (LeaderStep("resizing", self._answer, self._begin, pause_s=pause_s, waits="pod resizes are pending"),)
 
     async def finished(self) -> None:
         """Return once no promise is being written; none will be."""
@@ -368,7 +368,7 @@ class Resizes(SchedulerFeature):
             return False
         except ApiError as error:
             self.failed(patch, certain=not (isinstance(error, UnavailableError) and error.sent))
-            self._told(patch.pod, f"the promise could not be written: {error}")
+            self._told(patch.pod, f"the assignment could not be written: {error}")
             return False
         except BaseException:
             self.failed(patch, certain=False)

@@ -16,7 +16,7 @@ class GpuFailureSettings(Settings):
         live=True,
     )
     gpu_failure_grace_s: float = knob(
-        "1m", duration(), "How long a GPU must be out of service before its pods are evicted.", live=True
+        "1m", duration(), "How long a GPU must be unhealthy before its pods are evicted.", live=True
     )
 
 

@@ -133,7 +133,7 @@ class Evictor(NodeFeature):
             _log.warning(text, extra={"once_per_s": 600})
             return {}
         for pod in {each.pod.uid: each.pod for each in candidates if each.pod.uid in overdue}.values():
-            text = "pod %s should have ended, and still uses its GPU; look whether its node's kubelet works"
+            text = "pod %s should have ended but still uses its GPU; check its node's kubelet"
             _log.warning(text, pod, extra={"once_per_s": 600})
         return next_victims(
             candidates,
@@ -188,9 +188,9 @@ class Evictor(NodeFeature):
         self._refused[pod.uid] = _RefusedEviction(backoff, not_before, answer.outcome)
         if before is not None and before.outcome is answer.outcome:
             return  # told before; the counter has the repetitions
-        _log.warning("pod %s is not evicted, and this is tried again: %s", pod, answer.why)
+        _log.warning("pod %s is not evicted, and this is retried: %s", pod, answer.why)
         if answer.outcome is EvictionOutcome.BLOCKED:
-            note = f"should be evicted: {order.why}; {answer.why}, so this is tried again"
+            note = f"should be evicted: {order.why}; {answer.why}, so this is retried"
             self._cluster.event("GPUEvictionBlocked", note, "Evict", pod=pod)
         elif answer.outcome is EvictionOutcome.FORBIDDEN:
             note = f"The agent of this node cannot evict pod {pod}: {answer.why}"

@@ -81,7 +81,7 @@ def lost_sentence(lost: Collection[Allocation], names: Mapping[str, str]) -> str
     holders = sorted({names.get(each.pod_uid, f"the pod with UID {each.pod_uid}") for each in lost})
     return (
         f"the kubelet has lost its record of {len(ids_of(lost))} devices of {first(holders, 3)}: "
-        "before it started its checkpoint was deleted or damaged, or those pods were deleted by force; the devices "
+        "its checkpoint was deleted or damaged before it started, or those pods were force-deleted; the devices "
         "stay in use until the pods end. Delete the pods, one after another, to have them start again with devices "
         "that the kubelet knows"
     )

@@ -50,7 +50,7 @@ from gpu_device_plugin.settings.knobs import UsageError
 
 T = TypeVar("T")
 
-LONGER = f"A Prometheus that reads the agents' metrics knows more than {contract.LAST_HOUR} (docs/operations.md)."
+LONGER = "For older data, use Prometheus (docs/operations.md)."
 MOST_NODES = 64
 """The most nodes that one command reads."""
 _AT_ONCE = 8
@@ -136,7 +136,7 @@ async def history(arguments: argparse.Namespace, access: Access, _: Sequence[Res
         if each.containers or not namespace:
             lines += [*tables.history_lines(node, each, columns, marks), ""]
     if not lines and found:
-        say(sys.stderr, f"No pod of {namespace} has had a GPU within {contract.LAST_HOUR}, as far as nodes remember.")
+        say(sys.stderr, f"No node remembers a pod of {namespace} with a GPU within {contract.LAST_HOUR}.")
     return [*lines, *([Line(LONGER, Tone.FAINT)] if lines else [])], _ending(found, silent)
 
 

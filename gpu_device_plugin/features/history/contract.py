@@ -52,7 +52,7 @@ class GpuHistory:
     uuid: str
     total_mib: int
     used_mib: Series = ()
-    """Memory in use by anybody."""
+    """All memory in use."""
     sm_percent: Series = ()
     """Part of the time in which a kernel ran."""
     power_w: Series = ()

@@ -30,8 +30,8 @@ class IdleSettings(UseSettings):
         yield from super()._contradictions()
         if self.idle_after_s and not self.usage_interval_s:
             yield SettingsError(
-                "idle pods are found by the use of their GPUs, which usage_interval=0s forbids to read; give an "
-                "interval, or set idle_after to 0s",
+                "idle pods are found by their GPU use, which usage_interval=0s leaves unread; give an interval, or "
+                "set idle_after to 0s",
                 ("idle_after", "usage_interval"),
             )
 

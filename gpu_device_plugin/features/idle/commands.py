@@ -80,7 +80,7 @@ async def wake(arguments: argparse.Namespace, access: Access, _: Sequence[Resour
     done = f"{found} has replicas already; only the annotation {REPLICAS_BEFORE_IDLE} is removed."
     forget: dict[str, str | None] = {REPLICAS_BEFORE_IDLE: None}
     if found.asleep:
-        done = f"{found} is woken: it has {counted(before, 'replica')} again."
+        done = f"{found} is awake: it has {counted(before, 'replica')} again."
         if kind == "notebook":
             forget[NOTEBOOK_STOPPED] = None
         else:  # first, so that whatever ends this in between, the number is not lost
@@ -103,7 +103,7 @@ async def _listed(access: Access, namespace: str) -> Output:
             before = replicas_before(each.annotations)
             if before is not None and each.asleep:
                 wakes = f"kubectl inspect gpushare wake {kind}/{each.object.metadata.name} -n {namespace}"
-                lines.append(f"{each} sleeps, and had {counted(before, 'replica')}: {wakes}")
+                lines.append(f"{each} is asleep, and had {counted(before, 'replica')}: {wakes}")
     nothing = [] if lines or problems else [f"Nothing in namespace {namespace} was scaled to zero as idle."]
     return [*lines, *problems, *nothing], FAILED if problems else OK
 
@@ -135,8 +135,8 @@ def _check(arguments: argparse.Namespace) -> None:
 
 WAKE = Command(
     "wake",
-    "bring back what was scaled to zero as idle, or list it",
+    "wake workloads that were scaled to zero as idle, or list them",
     wake,
-    (argument("words", nargs="*", metavar="KIND/NAME", help="without one, list what sleeps"), NAMESPACE),
+    (argument("words", nargs="*", metavar="KIND/NAME", help="without one, list what is asleep"), NAMESPACE),
     _check,
 )

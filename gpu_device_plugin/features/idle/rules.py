@@ -170,10 +170,10 @@ def warning(idle: IdlePod, until: str) -> str:
     """Return what a pod is told; `until` is the time, in RFC 3339, at which it happens."""
     said = f"is idle since {idle.since}"
     if idle.why_not:
-        return f"{said}, and nothing happens to it: {idle.why_not}"
-    unless = f"unless it uses its GPUs before; {WHEN_IDLE}={WhenIdle.REPORT} on the pod keeps it"
+        return f"{said}, and is left alone: {idle.why_not}"
+    unless = f"unless it uses its GPUs before then; {WHEN_IDLE}={WhenIdle.REPORT} on the pod keeps it"
     if idle.action is WhenIdle.EVICT:
-        again = "" if idle.pod.owner is not None else ", and nothing makes it again, as no controller owns it"
+        again = "" if idle.pod.owner is not None else ", and nothing recreates it, as no controller owns it"
         return f"{said}, and is evicted at {until}{again}, {unless}"
     return f"{said}, and its workload is scaled to zero at {until} if all of its pods are idle then, {unless}"
 

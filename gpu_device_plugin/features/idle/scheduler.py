@@ -124,7 +124,7 @@ class IdleActions(SchedulerFeature):
             owner = each.pod.owner
             read_at = used_mib(self._use.get(each.pod.node_name, ""))[1]
             if not trusted(read_at, self._context.wall()):
-                why = f"the agent of node {each.pod.node_name} has not told for long whether it is used"
+                why = f"the agent of node {each.pod.node_name} has not reported for a long time whether it is used"
                 _log.info("an idle pod stays", extra={"pod": str(each.pod), "why": why, "once_per_s": 600})
             elif each.action is WhenIdle.EVICT:
                 await self._try(each.pod.uid, partial(self._evict, each))
@@ -145,7 +145,7 @@ class IdleActions(SchedulerFeature):
         except (ConflictError, NotFoundError):
             return  # something has changed, and the watch shows what
         except ApiError as error:
-            _log.warning("idle pods stay, and this is tried again", extra={"why": str(error), "once_per_s": 60})
+            _log.warning("idle pods stay, and this is retried", extra={"why": str(error), "once_per_s": 60})
 
     async def _evict(self, idle: IdlePod) -> None:
         pod = idle.pod

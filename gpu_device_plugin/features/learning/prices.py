@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 DISCLAIMER = (
-    "This is what the bound pods of now teach. The running extender may have learned from pods that have ended since, "
-    "of which the last hours count most."
+    "These prices come from the pods that are bound now. The running extender may also have learned from pods that "
+    "have ended since; recent hours count most."
 )
 _MOST_SIZES = 20
 """The most frequent sizes of one GPU that are shown."""
@@ -112,7 +112,7 @@ def _sums(sizes: Iterable[int], most: int) -> int:
 def price_lines(document: Mapping[str, Any], study: LearningResult, width: int) -> list[Line]:
     """Return prices as a table, and sentences on their study below it, for a terminal of `width` columns."""
     if (pods := study.pods) < FEWEST:
-        few = f"only {counted(pods, 'pod')} seen; fit acts as binpack until {FEWEST}."
+        few = f"only {counted(pods, 'pod')} seen; fit needs {FEWEST}, and acts as binpack until then."
         return [Line(few)]
     rows = [
         Row(
@@ -152,7 +152,7 @@ def _sentences(document: Mapping[str, Any], study: LearningResult) -> list[str]:
             f"{price['strands']}, and is priced as {price['price']:.2f} of the GPU."
         )
     told.append(
-        f"{counted(study.pods, 'pod')} of {counted(len(study.mix), 'kind')} came. Beside each share they ask for "
+        f"{counted(study.pods, 'pod')} of {counted(len(study.mix), 'kind')} seen. For each share they request "
         f"{study.tables.cpu_per_share / 1000:.2f} CPUs and {study.tables.memory_per_share / 1024:.2f} GiB of memory."
     )
     if of_several := document["ofSeveralGpus"]:
@@ -173,7 +173,7 @@ def _sentences(document: Mapping[str, Any], study: LearningResult) -> list[str]:
     if study.distrusted:
         told.append(
             f"Pods of {first(list(map(printable, study.distrusted)))} count as no more than {LITTLE:.0%} of the "
-            "demand: what they teach would cost the pods of other namespaces GPUs."
+            "demand: learning from them would cost the pods of other namespaces GPUs."
         )
     return [*told, DISCLAIMER]
 
@@ -232,4 +232,4 @@ async def prices(arguments: argparse.Namespace, access: Access, resources: Seque
     return price_lines(document, study, width()), OK
 
 
-PRICES = Command("prices", "show what room is worth to the policy fit", prices, (AS_JSON,))
+PRICES = Command("prices", "show the prices that fit uses", prices, (AS_JSON,))

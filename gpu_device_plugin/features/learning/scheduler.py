@@ -116,7 +116,7 @@ class Learner(SchedulerFeature):
         self.in_force = study.usable is not None
         self.distrusted = study.distrusted
         said = _log.debug if self._learned_from else _log.info
-        said("learned what room is worth", extra={"pods": arrivals, "kinds": len(self._mix), "shapes": len(node_types)})
+        said("learned the prices of room", extra={"pods": arrivals, "kinds": len(self._mix), "shapes": len(node_types)})
         self._log_lesson(study)
         self._learned_from, self._learned_at = arrivals, self._context.clock()
         self._took_s = self._learned_at - began
@@ -126,21 +126,24 @@ class Learner(SchedulerFeature):
         told, self._told = self._told, (self.in_force, study.distrusted)
         if study.distrusted and study.distrusted != told[1]:
             _log.warning(
-                "pods of some namespaces count little in what the policy fit learns: they would cost the others GPUs",
+                "pods of some namespaces count little in what the policy fit learns: learning from them would cost "
+                "the others GPUs",
                 extra={"namespaces": ", ".join(study.distrusted)},
             )
         if self.in_force != told[0]:
             figures = {"fit": round(study.trial.fit, 3), "binpack": round(study.trial.binpack, 3)}
             if study.few_run:
                 _log.warning(
-                    "the policy fit is binpack until it learns again: too few of the pods that came run to tell whose "
+                    "the policy fit acts as binpack until it learns again: too few of the pods that came run to tell "
+                    "whose "
                     "pods count",
                     extra={"running": round(study.running or 0.0, 4)},
                 )
             elif self.in_force:
-                _log.info("the policy fit goes by what it has learned again", extra=figures)
+                _log.info("the policy fit uses the prices that it learned again", extra=figures)
             else:
                 _log.warning(
-                    "the policy fit is binpack until it learns again: binpack gave out more GPUs to the pods that come",
+                    "the policy fit acts as binpack until it learns again: binpack allocated more GPUs to the pods "
+                    "that come",
                     extra=figures,
                 )

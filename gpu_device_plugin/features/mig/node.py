@@ -117,8 +117,8 @@ class Stranded:
         """The finding, for the owner of the pod."""
         which = f"{self.name} ({self.uuid})" if self.name else self.uuid
         return (
-            f"container {self.container} was given {which}, a MIG instance that exists no more: "
-            "delete the pod, so that it gets another"
+            f"container {self.container} was allocated {which}, a MIG instance that no longer exists; delete the pod "
+            "so that it gets another"
         )
 
 

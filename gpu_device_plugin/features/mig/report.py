@@ -56,7 +56,7 @@ def instance_facts(
 
     `asked` has the number by resource; `kept` has by node why kube-scheduler does not consider it for the pod.
     """
-    text = "it gives them to ResourceClaims (DRA), or by a DeviceClass with this extendedResourceName"
+    text = "it allocates them to ResourceClaims (DRA), or through a DeviceClass with this extendedResourceName"
     by_claims = note("gives-to-claims", text)
     away: dict[str, list[Finding]] = {}
     for node in nodes:
@@ -90,7 +90,7 @@ def in_use(offer: Instances) -> Finding:
     for gpu in offer.closed:
         place = gpu.instance.label if gpu.instance else ""
         if gpu.unhealthy:
-            facts.append(note("instance-out", "{instance} out of service ({why})", instance=place, why=gpu.unhealthy))
+            facts.append(note("instance-out", "{instance} unhealthy ({why})", instance=place, why=gpu.unhealthy))
         else:
             facts.append(note("instance-closed", "{instance} {why}", instance=place, why=closed(gpu)))
     text = "{facts:+, }" + (": {pods}" if offer.by_pod else "")
@@ -126,15 +126,15 @@ def _offered_nowhere(resource: str, nodes: Collection[NodeView]) -> Iterator[Fin
     how = f"the setting mig: whole, or kubectl label node NODE {MIG_LABEL}=whole"
     if shared:
         text = (
-            "Instances of this profile are shared by memory ({nodes}): ask for gpu-mem instead, or have them given "
-            f"whole ({how})."
+            "Instances of this profile are shared by memory ({nodes}): ask for gpu-mem instead, or have them "
+            f"allocated whole ({how})."
         )
         yield note("instances-shared", text, nodes=tuple(shared))
     else:
         yield note(
             "instances-by-setting",
             "A node offers it once a GPU of it has such an instance (nvidia-mig-parted, or nvidia-smi mig -cgi "
-            f"PROFILE -C) and instances are given whole: {how}.",
+            f"PROFILE -C) and instances are allocated whole: {how}.",
         )
 
 

@@ -32,7 +32,7 @@ def over_use_states(_: NodeView, parts: Sequence[ContainerUse]) -> Iterable[Stat
     amounts = [part.used_mib for part in parts if part.used_mib is not None]
     used, given = sum(amounts) if len(amounts) == len(parts) else None, sum(part.granted_mib for part in parts)
     said = {"usedMiB": used, "givenMiB": given, "since": min(over)}
-    return [State(1, "over", Tone.BAD, f"over since {min(over)}", said, word="over", counted="over")]
+    return [State(1, "over", Tone.BAD, f"over its limit since {min(over)}", said, word="over", counted="over")]
 
 
 def over_used(pods: Iterable[Pod], namespace: str) -> Iterable[Finding]:

@@ -34,7 +34,7 @@ class Response(StrEnum):
     EVICT_WHEN_SHORT = "evict-when-short"
     """Only while its GPU has too little free memory for what the other containers were granted."""
     SUSPENDED = "suspended"
-    """No value of the setting: nobody is evicted while another plugin hands out GPUs of the node."""
+    """No value of the setting: no pod is evicted while another plugin hands out GPUs of the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,20 +172,20 @@ def outlook(excess: Excess, response: Response) -> str:
     if response is Response.REPORT:
         return "this is only reported (setting over_use)"
     if response is Response.SUSPENDED:
-        return "nobody is evicted while another plugin hands out GPUs of this node"
+        return "no pod is evicted while another plugin hands out GPUs of this node"
     if why := spared(excess.pod):
         return f"it is not evicted: {why}"
     if excess.pod is not None and excess.pod.deleting:
         return "the pod is ending"
     if response is Response.EVICT:
-        return "the pod is evicted, one of its GPU at a time"
+        return "the pod is evicted; one pod per GPU at a time"
     return "the pod is evicted as soon as the GPU has too little free memory for what others were granted"
 
 
 def use_of(excess: Excess, gpu: str) -> str:
     """Return the numbers, as a clause; `gpu` is the GPU as people call it, like ``GPU 0``."""
     container = f"container {printable(excess.place[1])}" if excess.place[1] else "a container"
-    granted = f"was given {excess.granted_mib:,} MiB" if excess.granted_mib else "was not given that GPU"
+    granted = f"was granted {excess.granted_mib:,} MiB" if excess.granted_mib else "was not assigned that GPU"
     if excess.limit_mib is not None:
         granted = f"may use up to {excess.limit_mib:,} MiB"
     return f"{container} uses {excess.used_mib:,} MiB of {gpu}, {granted}"

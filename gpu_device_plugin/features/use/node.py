@@ -146,7 +146,7 @@ class Use(NodeFeature):
         self._excused &= {owner.pod_uid for owner in owners.values() if owner is not None}
         blind = blindness(readings, owners, host_pids=in_nodes_namespace(node.proc))
         if blind and blind != self._blind:
-            _log.warning("the use of the GPUs by container is not known: %s", blind)
+            _log.warning("GPU use by container is unknown: %s", blind)
         self._blind = blind
         self.reading.set(
             attribute(

@@ -29,7 +29,7 @@ _HEADING = ("  GPU", "CONTAINER", "USED", "GRANTED", "LIMIT", "")
 def uses(part: ContainerUse) -> Finding:
     """Return what a container uses, as the end of a sentence that begins with its name."""
     if trespasses(part):
-        text = "uses {used} of GPU {gpu}, which it was not given"
+        text = "uses {used} of GPU {gpu}, which it was not assigned"
         return note("uses-ungiven", text, used=mib(part.used_mib), gpu=part.gpu)
     since = ", since {since}" if part.over_since else ""
     facts: dict[str, Parameter] = {
@@ -82,8 +82,8 @@ def at_a_glance(nodes: Iterable[NodeView]) -> list[str]:
     # Of containers on GPUs of others, those that are there for long with more than a little.
     seen = Counter(state.code for state in found if state.code != "trespass" or state.parameters["since"])
     faults = (
-        (seen["over"], "container uses", "containers use", "more than granted"),
-        (seen["trespass"], "container uses", "containers use", "a GPU that was not given to it"),
+        (seen["over"], "container is", "containers are", "over the limit"),
+        (seen["trespass"], "container uses", "containers use", "a GPU without a grant"),
         (seen["limit-not-held"], "limit does", "limits do", "not hold"),
         (seen["asked-to-return"], "container is", "containers are", "asked to return borrowed memory"),
         (sum(len(node.candidate.gpus.cordoned) for node in views), "GPU is", "GPUs are", "cordoned"),
@@ -102,7 +102,7 @@ def _table(node: NodeView, use: NodeUse) -> Iterator[str]:
     yield ""
     yield f"GPU memory in use on {node.name}{f', read {age(report.use_age_s)}' if report.old else ''}:"
     if use.blind:
-        yield f"  Who uses it is not known: {use.blind}."
+        yield f"  Its use by container is unknown: {use.blind}."
     rows = []
     for gpu in node.candidate.gpus.all:
         used, enforcement = report.used(gpu.position), report.enforcement(gpu.position)
@@ -112,14 +112,14 @@ def _table(node: NodeView, use: NodeUse) -> Iterator[str]:
             for part in sorted(report.parts(gpu.position), key=lambda part: (-(part.used_mib or 0), container(part)))
         ]
         if used.unattributed_mib:
-            rows.append((place, "(processes of no pod)", mib(used.unattributed_mib), _NOTHING, _NOTHING, ""))
+            rows.append((place, "(outside pods)", mib(used.unattributed_mib), _NOTHING, _NOTHING, ""))
         of = _NOTHING if gpu.memory_mib is None else f"of {mib(gpu.memory_mib)}"
         plan = _NOTHING if enforcement is None else enforcement.enforcement.value
         refused = (
             f"shares are refused: {enforcement.refusal}" if enforcement is not None and enforcement.refusal else ""
         )
         remark = "; ".join(filter(None, (refused, "" if gpu.cordon is None else str(gpu.cordon))))
-        rows.append((place, "(in all)", mib(used.used_mib), of, plan, remark))
+        rows.append((place, "(total)", mib(used.used_mib), of, plan, remark))
     yield from (line.rstrip() for line in aligned([_HEADING, *rows]))
     if use.left_out:
         yield f"  {counted(use.left_out, 'more container is', 'more containers are')} not listed."
@@ -142,10 +142,10 @@ def of_pod(pod: Pod, node: NodeView, positions: Iterable[int]) -> Iterator[Findi
     report = node.report
     own = [part for part in report.current if _is(part, pod)]
     if report.stale:
-        text = "Its node's agent read last {age} who uses how much, so nothing is said about that."
+        text = "Its node's agent last read GPU memory use {age}, too long ago to report it."
         yield note("use-outdated", text, age=ago(report.use_age_s))
     elif report.use is not None and report.use.blind:
-        yield note("its-use-unknown", "How much it uses is not known: {why}.", why=report.use.blind)
+        yield note("its-use-unknown", "Its use is unknown: {why}.", why=report.use.blind)
     elif report.old and own:
         yield note("use-old", "Its node's agent wrote these figures {age}:", age=ago(report.use_age_s))
     for part in own:
@@ -204,13 +204,13 @@ def _squeezed(pod: Pod, node: NodeView, gpu: ListedGpu) -> Iterator[Finding]:
 
 
 def _beyond_their_parts(parts: Iterable[ContainerUse], unattributed_mib: int) -> list[Finding]:
-    """Return the pods that use more than they were granted, and processes of no pod; the largest excess first."""
+    """Return the pods that use more than they were granted, and processes outside pods; the largest excess first."""
     by_pod = grouped(("/".join(filter(None, (part.namespace, part.pod))), part) for part in parts)
-    nobodys = note("nobodys-processes", "processes of no pod use {used}", used=mib(unattributed_mib))
+    nobodys = note("nobodys-processes", "processes outside pods use {used}", used=mib(unattributed_mib))
     excess = [(unattributed_mib, nobodys)]
     for name, theirs in by_pod.items():
         used, granted = sum(part.used_mib or 0 for part in theirs), sum(part.granted_mib for part in theirs)
-        code, given = ("pod-uses", "granted {granted}") if granted else ("pod-uses-ungiven", "not given this GPU")
+        code, given = ("pod-uses", "granted {granted}") if granted else ("pod-uses-ungiven", "not assigned this GPU")
         text = f"{{pod}} uses {{used}} ({given})"
         excess.append((used - granted, note(code, text, pod=name, used=mib(used), granted=mib(granted))))
     beyond = [(amount, said) for amount, said in excess if amount > 0]
@@ -224,10 +224,12 @@ def blind(node: NodeView) -> Iterator[State]:
 
 
 def used_by_no_pod(node: NodeView, view: GpuView) -> Iterator[State]:
-    """Yield what processes of no pod use of a GPU."""
+    """Yield what processes outside pods use of a GPU."""
     others = node.report.used(view.gpu.position).unattributed_mib
     if others and not node.report.stale:
-        yield State(13, "used-by-no-pod", Tone.PLAIN, f"processes of no pod use {mib(others)}", {"amountMiB": others})
+        yield State(
+            13, "used-by-no-pod", Tone.PLAIN, f"processes outside pods use {mib(others)}", {"amountMiB": others}
+        )
 
 
 def quiet_or_strange(node: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:
@@ -241,7 +243,9 @@ def _quiet_or_strange(node: NodeView, parts: Sequence[ContainerUse]) -> Iterator
     if strangers := [part for part in parts if trespasses(part)]:
         used, since = sum(part.used_mib or 0 for part in strangers), max(part.over_since for part in strangers)
         said: dict[str, str | int | None] = {"amountMiB": used, "since": since}
-        yield State(2, "trespass", Tone.BAD, "was not given this GPU", said, word="not given", counted="not given")
+        yield State(
+            2, "trespass", Tone.BAD, "was not assigned this GPU", said, word="not assigned", counted="not assigned"
+        )
     since = min((part.idle_since for part in parts if part.idle_since), default="")
     still = all(part.sm_percent == 0 and part.used_mib is not None for part in parts)
     if since or (still and any(part.used_mib for part in parts)):
@@ -271,7 +275,7 @@ def use(nodes: Sequence[ExaminedNode], ready: Container[str]) -> Iterator[Findin
             yield warning("report-unreadable", "{node}: {problem}", advice, node=node.name, problem=problem)
     reading = [(use, node) for node in nodes if (use := node.report.use) is not None]
     for why, names in sorted(grouped((use.blind, node.name) for use, node in reading if use.blind).items()):
-        text = "which container uses how much GPU memory is not known on {nodes}: {why}"
+        text = "GPU memory use by container is unknown on {nodes}: {why}"
         advice = (
             "hostPID: true in the agent's DaemonSet lets NVML name processes of other pods; without it neither "
             "over-use nor trespassing is seen"
@@ -282,12 +286,12 @@ def use(nodes: Sequence[ExaminedNode], ready: Container[str]) -> Iterator[Findin
     yield from findings
     current = sum(not node.report.stale for node in seeing)
     if current and not findings:
-        yield ok("use", "read on {nodes:node}: every container keeps within its part", nodes=current)
+        yield ok("use", "read on {nodes:node}: every container stays within its grant", nodes=current)
 
 
 def _used(node: str, report: NodeReport, *, agent_ready: bool) -> Iterator[Finding]:
     if report.stale and agent_ready:
-        text = "{node}: its agent read last {age} who uses how much GPU memory"
+        text = "{node}: its agent last read GPU memory use {age}"
         advice = "see its log; with usage_interval: 0s it does not read it, and a clock that is wrong shows so too"
         yield warning("use-outdated", text, advice, node=node, age=age(report.use_age_s))
     strangers = [part for part in report.current if trespasses(part)]

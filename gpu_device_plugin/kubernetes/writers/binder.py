@@ -201,7 +201,7 @@ class Binder:
         if found.node_name:
             if all(found.annotations.get(key) == annotations[key] for key in annotations.keys() - _REWRITTEN):
                 return True
-            raise InDoubtError(pod, f"pod {pod} is already bound to node {node}, with another promise than this one")
+            raise InDoubtError(pod, f"pod {pod} is already bound to node {node}, with a different assignment")
         if found.deleting:
             raise BindError(pod, f"pod {pod} is being deleted")
         return False

@@ -21,7 +21,7 @@ NODE_GPUS_VERSION = 1
 AWAY = "its GPU agent has ended, or is being restarted"
 """Until the agent serves again, the kubelet would reject every new pod with GPUs, and that pod would fail for good."""
 
-BY_CLAIMS = "its GPUs are given to ResourceClaims (DRA), not to limits of pods"
+BY_CLAIMS = "its GPUs are allocated through ResourceClaims (DRA), not through limits of pods"
 """Why no pod that asks for shares of GPUs by its limits may be placed on a node."""
 
 NOT_READ_YET = Cordon("the node's agent", why="it has not read yet that the GPU is uncordoned")
@@ -32,8 +32,8 @@ _MOST_MIB = 1 << 40
 _MOST_UNREAD, _LONGEST_SENTENCE = 16, 400
 """The most sentences on what is not read, and characters of each."""
 _LEVELS = {level.name.lower(): level for level in Closeness}
-_UNEXPLAINED = "it is out of service"
-_OTHERWISE = "a container has it in the other way of giving MIG instances, which was changed on this node"
+_UNEXPLAINED = "it is unhealthy"
+_OTHERWISE = "a container holds it under the previous setting mig of this node"
 
 
 @dataclass(frozen=True, slots=True)

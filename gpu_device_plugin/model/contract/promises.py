@@ -180,7 +180,7 @@ def _promise(
     size = sum(shares.values()) if kind is Kind.MEMORY else len(shares)
     if size != amount:
         raise MalformedAnnotationError(
-            f"{key} promises {size} of gpu-{'mem' if kind is Kind.MEMORY else 'count'} to container "
+            f"{key} assigns {size} of gpu-{'mem' if kind is Kind.MEMORY else 'count'} to container "
             f"{container.name!r}, which requests {amount}"
         )
     return Promise(tuple(sorted(shares.items())))

@@ -143,6 +143,7 @@ def shares_in(key: str, value: object) -> int:
     text = json.dumps(value)
     found = text if len(text) <= _LONGEST_AMOUNT else "a value"
     raise MalformedAnnotationError(
-        f"the annotation {key} holds {found}, which is not a whole number of units of GPU memory; write it like 12, or "
+        f"the annotation {key} holds {found}, which is not a whole number of shares of GPU memory; write it like 12, "
+        "or "
         '{"main": 12}'
     )

@@ -88,7 +88,7 @@ def admit(
     if unknown:
         return Refusal(
             RefusalCode.UNKNOWN_DEVICE,
-            f"device {unknown[0]} is not on this node (any more), although the kubelet still knows it; "
+            f"device {unknown[0]} is not on this node, although the kubelet still knows it; "
             "delete the pod so that it is scheduled again",
         )
     wanted = node.shares.spread(device_ids)
@@ -119,14 +119,14 @@ def refuse_request(match: Match | None) -> Refusal | None:
         # The kubelet allocates each resource separately, so the two would come from different GPUs.
         return Refusal(
             RefusalCode.BOTH_RESOURCES,
-            f"container {match.request.container!r} asks for GPU memory and for whole GPUs at once, which no GPU can "
-            "serve together; ask for one of the two",
+            f"container {match.request.container!r} requests GPU memory and whole GPUs at once, which no GPU can "
+            "serve; request one of the two",
         )
     if len({request.container for request in match.pod.requests}) > MOST_CONTAINERS:
         # Every call of the kubelet is compared with all waiting containers.
         return Refusal(
             RefusalCode.TOO_MANY_CONTAINERS,
-            f"more than {MOST_CONTAINERS} containers of this pod ask for GPU memory or GPUs; let fewer ask",
+            f"more than {MOST_CONTAINERS} containers of this pod request GPU memory or GPUs; have fewer request them",
         )
     return None
 
@@ -146,7 +146,7 @@ def refuse_without_nodes(delivery: Delivery, present: Collection[str]) -> Refusa
 def _closed(node: Node, kind: Kind, shared: SharedGpu) -> Refusal | None:
     block = node.block(shared.gpu.uuid)
     if block.everyone:
-        return Refusal(RefusalCode.UNHEALTHY, f"{shared.name} is out of service: {block.everyone}")
+        return Refusal(RefusalCode.UNHEALTHY, f"{shared.name} is unhealthy: {block.everyone}")
     if block.new_pods:
         return Refusal(RefusalCode.CORDONED, f"{shared.name} takes no new pods: it is {block.new_pods}")
     return _given_otherwise(node, kind, shared)
@@ -162,8 +162,8 @@ def _given_otherwise(node: Node, kind: Kind, shared: SharedGpu) -> Refusal | Non
     if not any(offered is kind for offered, _ in shared.offered):
         return Refusal(
             RefusalCode.NOT_OFFERED,
-            f"{name} is not given to pods by this resource any more, as it or the way of giving MIG instances was "
-            "changed on this node; delete the pod so that it is scheduled again",
+            f"{name} is no longer allocated through this resource, because it or the setting mig changed on this "
+            "node; delete the pod so that it is scheduled again",
         )
     if kind is Kind.MEMORY and use.whole:
         return Refusal(RefusalCode.IN_WHOLE_USE, f"{name} is exclusively allocated to another container")
@@ -205,9 +205,9 @@ def _exceeding(node: Node, gpus: Sequence[SharedGpu], device_ids: Collection[str
         if use.reserved and asked > left:
             return Refusal(
                 RefusalCode.GUARANTEED,
-                f"{shared.name} has {format_mib(left * mib)} that no container is guaranteed, and "
-                f"{format_mib(asked * mib)} of it are asked for: a container that runs there was guaranteed more while "
-                "this pod was on its way; delete the pod to try again",
+                f"{shared.name} has {format_mib(left * mib)} that is not guaranteed to any container, and "
+                f"{format_mib(asked * mib)} is requested: the guarantee of a running container grew while this pod "
+                "was being placed; delete the pod to try again",
             )
     return None
 
@@ -232,17 +232,18 @@ def _scattered(node: Node, demand: Demand, device_ids: Collection[str], *, after
         took = "an init container of this pod took" if after_init else "an init container of this pod seems to have had"
         return Refusal(
             RefusalCode.SCATTERED,
-            f"GPU memory: {asked} asked, but {took} {where}, which has less; "
-            "let the init container ask as much as the largest container"
+            f"GPU memory: {asked} requested, but {took} {where}, which has less; "
+            "have the init container request as much as the largest container"
             + ("" if after_init else ", or delete the pod to try again"),
         )
     chose = (
         "shares of several GPUs although one GPU has room"
         if demand.gpus == 1
-        else f"shares that are not equal parts of {demand.gpus} GPUs"
+        else f"unequal shares of {demand.gpus} GPUs"
     )
     return Refusal(
-        RefusalCode.SCATTERED, f"GPU memory: {asked} asked, and the kubelet chose {chose}; delete the pod to try again"
+        RefusalCode.SCATTERED,
+        f"GPU memory: {asked} requested, and the kubelet chose {chose}; delete the pod to try again",
     )
 
 

@@ -137,31 +137,31 @@ class _Recovery:
     """One reading is enough, because the GPU itself never showed a fault."""
 
 
-_ANSWERS = _Recovery("it is offered again when it answers steadily", "it answers again")
+_ANSWERS = _Recovery("it returns to service once it answers reliably", "it answers again")
 _RECOVERIES: Mapping[Cause, _Recovery] = {
-    Cause.UNWATCHED: _Recovery("it is offered again as soon as it can be read", "it is watched again", at_once=True),
+    Cause.UNWATCHED: _Recovery("it returns to service once it can be read", "it is watched again", at_once=True),
     Cause.LOST: _ANSWERS,
     Cause.UNREADABLE: _ANSWERS,
     # A GPU can be read perfectly well after a fatal XID, so that alone proves nothing.
     Cause.FATAL_XID: _Recovery(
-        "it is offered again when the driver asks for no recovery action any more",
-        "the driver asks for no recovery action any more",
+        "it returns to service after recovery",
+        "the driver no longer asks for a recovery action",
         lambda probe: probe.recovery_action == NO_ACTION,
     ),
-    Cause.RESET: _Recovery("it was reset since, and is offered again when it answers steadily", "it was reset"),
+    Cause.RESET: _Recovery("it was reset, and returns to service once it answers reliably", "it was reset"),
     Cause.REMAP_FAILED: _Recovery(
         "reset the GPU, and replace it if that does not help",
-        "the driver reports no failure any more",
+        "the driver no longer reports a failure",
         lambda probe: probe.remap_failed is False,
     ),
     Cause.REMAP_PENDING: _Recovery(
         "drain the GPU and reset it",
-        "no memory row waits to be replaced any more",
+        "no memory row waits for replacement",
         lambda probe: probe.remap_pending is False,
     ),
     Cause.RECOVERY_ACTION: _Recovery(
-        "it is offered again when that is done",
-        "the driver asks for no recovery action any more",
+        "it returns to service after that",
+        "the driver no longer asks for a recovery action",
         lambda probe: probe.recovery_action in _ADVICE,
     ),
 }
@@ -204,7 +204,7 @@ class GpuHealth:
         """Advice on findings that do not make the GPU unhealthy by themselves."""
         notes = []
         if self.remap_pending:
-            notes.append("memory rows wait to be replaced: drain the GPU and reset it when convenient")
+            notes.append("memory rows wait for replacement: drain the GPU and reset it when convenient")
         if self.ecc_uncorrected:
             notes.append(f"{self.ecc_uncorrected} uncorrectable memory errors since the last reset")
         if advice := _ADVICE.get(self.recovery_action or 0):
@@ -250,7 +250,7 @@ def step(health: GpuHealth, observation: Observation, rules: HealthRules = _DEFA
             return health if cause is None else _with(health, Problem(cause, f"XID {code} ({xid.meaning})"))
         case Gone():
             # A GPU disappears when it is reset, when its machine reboots or when the driver is reloaded.
-            return _with(_reset_seen(_interrupted(health)), Problem(Cause.LOST, "the driver does not find it any more"))
+            return _with(_reset_seen(_interrupted(health)), Problem(Cause.LOST, "the driver no longer finds it"))
         case Unwatched(why=why):
             return _with(health, Problem(Cause.UNWATCHED, why))
         case _:  # Cleared
@@ -291,7 +291,7 @@ def _shown(probe: Probe, rules: HealthRules) -> Iterator[Problem]:
     if probe.remap_failed:
         yield Problem(Cause.REMAP_FAILED, "a damaged memory row could not be replaced")
     if probe.remap_pending and rules.remap_pending_is_fatal:
-        yield Problem(Cause.REMAP_PENDING, "damaged memory rows wait to be replaced")
+        yield Problem(Cause.REMAP_PENDING, "damaged memory rows wait for replacement")
     if (action := probe.recovery_action) is not None and action not in _ADVICE:
         wanted = _WANTED.get(action, f"recovery action {action}")
         yield Problem(Cause.RECOVERY_ACTION, f"the driver asks for {wanted}")

@@ -31,7 +31,7 @@ from gpu_device_plugin.node.rules.serving_mode import SERVING_MODES, Serving, Se
 if TYPE_CHECKING:
     from gpu_device_plugin.settings.node import NodeSettings
 
-GONE = "the MIG instance exists no more"
+GONE = "the MIG instance no longer exists"
 IN_MIG_MODE = "it is in MIG mode now"
 
 _LABEL_VALUES: Mapping[str, Collection[str]] = MappingProxyType(
@@ -219,7 +219,7 @@ def out_of_service(reasons: Mapping[str, Sequence[str]], shares: Shares) -> Mapp
             unhealthy.setdefault(gpu.uuid, IN_MIG_MODE)
         elif gpu.card in failed and gpu.instance is not None:
             own, of_card = failed.get(gpu.uuid), failed[gpu.card]
-            why = f"its GPU is out of service: {of_card}"
+            why = f"its GPU is unhealthy: {of_card}"
             unhealthy[gpu.uuid] = f"{own}; {why}" if own and own != of_card else why
     return unhealthy
 

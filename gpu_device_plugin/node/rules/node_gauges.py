@@ -20,15 +20,13 @@ _INFO = Gauge(
 )
 _GPU = (
     Gauge("gpushare_gpu_healthy", "1 while the GPU is healthy.", ("gpu",)),
-    Gauge("gpushare_gpu_cordoned", "1 while the GPU is put aside, so that no new pod gets it.", ("gpu",)),
-    Gauge("gpushare_gpu_shares", "Shares that the GPU is cut into.", ("gpu",)),
+    Gauge("gpushare_gpu_cordoned", "1 while the GPU is cordoned, so that no new pod gets it.", ("gpu",)),
+    Gauge("gpushare_gpu_shares", "Shares of the GPU.", ("gpu",)),
     Gauge("gpushare_gpu_shares_allocated", "Shares in use.", ("gpu",)),
     Gauge("gpushare_gpu_shares_unhealthy", "Shares not offered because the GPU is unhealthy.", ("gpu",)),
-    Gauge("gpushare_gpu_shares_fenced", "Shares not offered because the whole GPU is in use, or put aside.", ("gpu",)),
+    Gauge("gpushare_gpu_shares_fenced", "Shares not offered because the whole GPU is in use, or cordoned.", ("gpu",)),
     Gauge("gpushare_gpu_memory_bytes", "Memory of the GPU.", ("gpu",)),
-    Gauge(
-        "gpushare_gpu_memory_allocated_bytes", "Memory that containers were given; of a whole GPU all of it.", ("gpu",)
-    ),
+    Gauge("gpushare_gpu_memory_allocated_bytes", "Memory allocated to containers; of a whole GPU all of it.", ("gpu",)),
 )
 _CARD = Gauge("gpushare_card_memory_bytes", "Memory of a GPU in MIG mode, which its instances divide.", ("gpu",))
 STREAM_UP = Gauge("gpushare_stream_up", "1 while the kubelet's ListAndWatch stream is open.", ("resource",))

@@ -1,4 +1,4 @@
-"""The scenes of the demo in which pods take or borrow more memory than they were given."""
+"""The scenes of the demo in which pods use or borrow more memory than they were granted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpu_device_plugin.programs.demo.story import Story
 from gpu_device_plugin.programs.demo.world import World
 from gpu_device_plugin.testing.pod_specs import Pod
 
-# --- A service takes more than it was given, is named, and goes when its GPU runs short -------------------------------
+# --- A service uses more than it was granted, is named, and is evicted when memory runs short -------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class _Neighbours:
     pod: Pod
     others: tuple[Pod, ...]
     granted_mib: int
-    """What the pod was given."""
+    """What the pod was granted."""
     spare_mib: int
     """What the pod can take without taking what the others were given."""
 
@@ -41,38 +41,36 @@ class _Neighbours:
 
 
 async def exceed(story: Story) -> None:
-    """A service takes more than it was given, and is named."""
+    """A service uses more than it was granted, and is named."""
     if (neighbours := _neighbours(story)) is None:
         return
     world = story.world
     taken = neighbours.spare_mib
     if not world.over_use.exceeded(taken, neighbours.granted_mib):
-        story.leave_out(
-            "beside their parts the services' GPU has too little memory for one to take more and hurt nobody"
-        )
+        story.leave_out("the services' shares fill their GPU, so that none can use more without hurting a neighbour")
         return
     name = neighbours.pod.name
     story.say(
-        f"{name} takes {_gib(taken)} and was given {format_mib(neighbours.granted_mib)}. The agent reads which "
-        "container uses what: it names the service, and evicts nobody while the GPU has what the others were given."
+        f"{name} was granted {format_mib(neighbours.granted_mib)} and uses {_gib(taken)}. The agent reads what each "
+        "container uses: it reports the service, but evicts nothing while the others can still get their shares."
     )
     await show_excess(story, neighbours, taken)
-    story.check("Nobody is evicted, and every service runs.", not world.pods.evictions and not neighbours.ended())
+    story.check("No pod is evicted; every service is running.", not world.pods.evictions and not neighbours.ended())
 
 
 async def show_excess(story: Story, neighbours: _Neighbours, taken_mib: int) -> None:
     """Let the pod use so much, more than it was given, and wait until it is named."""
     world, name, pod = story.world, neighbours.pod.name, neighbours.pod
     world.use({name: taken_mib})
-    told = f"uses {taken_mib:,} MiB of GPU {neighbours.shared.position}, was given {neighbours.granted_mib:,} MiB"
-    await story.event(pod, "GPUMemoryExceeded", f"An Event names {name}, what it uses and what it was given.", told)
+    told = f"uses {taken_mib:,} MiB of GPU {neighbours.shared.position}, was granted {neighbours.granted_mib:,} MiB"
+    await story.event(pod, "GPUMemoryExceeded", f"An Event says what {name} uses and what it was granted.", told)
     await story.expect(
-        "So does an annotation of the pod.", lambda: told in world.pods.annotations(name).get(OVER_USE, "")
+        "So does an annotation on the pod.", lambda: told in world.pods.annotations(name).get(OVER_USE, "")
     )
 
 
 async def run_short(story: Story) -> None:
-    """The GPU of that service runs short, and the service is evicted."""
+    """The memory of that GPU runs short, and the service is evicted."""
     if (neighbours := _neighbours(story)) is None:
         return
     world = story.world
@@ -81,22 +79,22 @@ async def run_short(story: Story) -> None:
     capacity_mib = neighbours.shared.gpu.capacity_mib
     everything = capacity_mib - sum(halves.values())
     story.say(
-        f"{name} takes the rest of the GPU, {_gib(everything)}: {other.name} could not take its whole part any more. "
-        f"Over-use is set to {world.settings.of(OverUseSettings).over_use}, so the agent asks the API server to evict "
-        f"{name}."
+        f"{name} takes the rest of the GPU, {_gib(everything)}: {other.name} can no longer get all of its shares. "
+        f"The setting over_use is {world.settings.of(OverUseSettings).over_use}, so the agent asks the API server to "
+        f"evict {name}."
     )
     story.check("It was not evicted before.", not world.pods.evictions and not neighbours.ended())
     world.pods.grace = story.linger
     world.use({name: everything})
     await story.expect(
-        f"{name} ends, and no other service does.",
+        f"{name} ends; no other service does.",
         lambda: neighbours.ended() == {pod.uid},
     )
     await story.event(pod, "GPUMemoryEvicted", "An Event says why.")
     story.check("The API server was asked once.", world.pods.evictions == 1)
     free = capacity_mib - sum(mib for (_, uuid), mib in world.used.items() if uuid == neighbours.shared.gpu.uuid)
     story.check(
-        f"The GPU has room for the whole part of {other.name} again.",
+        f"{other.name} can get all of its shares again.",
         free >= neighbours.granted_mib - halves[other.name],
     )
     world.use({other.name: neighbours.granted_mib})
@@ -109,7 +107,7 @@ def _neighbours(story: Story) -> _Neighbours | None:
         story.leave_out(
             "no two services share a GPU"
             if story.world.scripted
-            else "the demo has processes only on fake GPUs whose description has no events of its own"
+            else "processes are simulated only on simulated GPUs without events of their own"
         )
     return neighbours
 
@@ -156,19 +154,19 @@ async def borrow_and_return(story: Story) -> None:
         return
     world, pod = story.world, borrower.pod
     story.say(
-        f"{pod.name} is guaranteed {story.gib(borrower.guaranteed)}, may use {story.gib(borrower.limit)}, and takes "
-        f"almost all of it. Then a pod comes that is guaranteed {story.gib(borrower.rest)} of the same GPU: it waits "
-        "until that memory is there, and the notebook reads in its file that it is needed back."
+        f"{pod.name} is guaranteed {story.gib(borrower.guaranteed)}, may use {story.gib(borrower.limit)}, and "
+        f"uses almost all of it. Then a new pod is guaranteed {story.gib(borrower.rest)} of the same GPU: it waits "
+        "while a file in the notebook's container asks for the memory back."
     )
     coming = asyncio.create_task(story.admit("assistant", world.memory, borrower.rest), name="admit the assistant")
     await story.event(pod, "GPUMemoryAsked", "An Event asks the notebook to return what it borrows.")
     await story.expect("So does the file in its container.", lambda: "default/assistant" in _file(pod))
     story.quote(IN_CONTAINER, _file(pod))
-    story.check("The new pod does not start before.", not coming.done())
+    story.check("The new pod does not start yet.", not coming.done())
     world.use({pod.name: borrower.guaranteed * world.shares.share_mib})
     assistant = await coming
-    story.check("The notebook returns it, and the new pod runs.", assistant.phase == "Running")
-    story.check("Both share the GPU, and nobody was evicted for it.", pod.uid in _running(story))
+    story.check("The notebook returns it; the new pod is running.", assistant.phase == "Running")
+    story.check("Both share the GPU; no pod was evicted.", pod.uid in _running(story))
 
 
 async def borrow_and_go(story: Story) -> None:
@@ -178,9 +176,9 @@ async def borrow_and_go(story: Story) -> None:
         return
     world, pod = story.world, borrower.pod
     story.say(
-        f"{pod.name} borrows in the same way, and does not return it: after return_grace, "
-        f"{world.settings.of(ElasticSettings).return_grace_s:g} s here, the agent has it evicted, because borrowers is "
-        f"{world.settings.of(ElasticSettings).borrowers}."
+        f"{pod.name} borrows in the same way but returns nothing: after the setting return_grace, "
+        f"{world.settings.of(ElasticSettings).return_grace_s:g} s here, the agent evicts it, because the setting "
+        f"borrowers is {world.settings.of(ElasticSettings).borrowers}."
     )
     before = world.pods.evictions
     world.pods.grace = partial(asyncio.sleep, 0)  # the page shows nothing new before it has ended
@@ -188,7 +186,7 @@ async def borrow_and_go(story: Story) -> None:
     await story.expect(f"{pod.name} ends.", lambda: pod.uid not in _running(story))
     await story.event(pod, "GPUMemoryNotReturned", "An Event says why.")
     assistant = await coming
-    story.check("The new pod runs.", assistant.phase == "Running")
+    story.check("The new pod is running.", assistant.phase == "Running")
     story.check("The API server was asked once.", world.pods.evictions == before + 1)
 
 
@@ -197,7 +195,7 @@ async def _borrower(story: Story, name: str) -> _Borrower | None:
     world = story.world
     unused = [room for room in story.open() if not room.shared and room.card is None and room.total >= _LEAST_SHARES]
     if not world.scripted or not unused:
-        story.leave_out("no fake GPU is unused and large enough for a pod that borrows")
+        story.leave_out("no simulated GPU is unused and large enough for a pod that borrows")
         return None
     limit = min(room.total for room in unused)
     guaranteed = limit // 3
@@ -205,7 +203,7 @@ async def _borrower(story: Story, name: str) -> _Borrower | None:
     (shared,) = story.world.gpus_of(pod) or (None,)
     if shared is None or shared.position not in {room.position for room in unused}:
         await world.pods.end(pod)
-        story.leave_out("the policy puts a pod that borrows beside others")
+        story.leave_out("the policy places a pod that borrows next to others")
         return None
     world.use({name: shared.gpu.capacity_mib - MIB_PER_GIB})
     # Who comes at the same moment does not wait: no container borrows before it runs.

@@ -26,18 +26,18 @@ DEFAULT_GPUS = "fake:1xP4,3xT4"
 """A card of 7 GiB (the part of a P4 that containers can use) and three larger ones."""
 
 _RESEARCH = "research"
-_XID, _XID_MEANING = 48, "a memory error of two bits, which ECC cannot correct"
+_XID, _XID_MEANING = 48, "an uncorrectable memory error"
 
 
 async def _begin(story: Story) -> None:
     world = story.world
     story.say(
-        "A kubelet runs; the agent starts, finds the GPUs and registers. One share is "
-        f"{format_mib(world.shares.share_mib)} of the memory of one GPU."
+        "The agent starts, finds the GPUs and registers with the kubelet. One share is "
+        f"{format_mib(world.shares.share_mib)} of one GPU's memory."
     )
     await story.pause(1.0)
     await world.agent.start()
-    await story.expect("The kubelet knows every share and every whole GPU.", world.complete)
+    await story.expect("The kubelet lists every share and every whole GPU.", world.complete)
     story.offered_at_first = world.offered()
 
 
@@ -50,16 +50,16 @@ async def _share(story: Story) -> None:
         return
     each = smallest // number
     story.say(
-        f"{counted(number, 'service')}, each with {world.memory}: {each}. The policy {world.policy} fills the "
-        "fullest GPU that has room before it begins another."
+        f"{counted(number, 'service')} start, each requesting {world.memory}: {each}. The policy {world.policy} fills "
+        "the fullest GPU that has room before it starts another."
     )
     pods = [await story.admit(f"web-{n}", world.memory, each) for n in range(1, number + 1)]
-    story.check(f"All {number} run.", all(pod.phase == "Running" for pod in pods))
+    story.check(f"All {number} are running.", all(pod.phase == "Running" for pod in pods))
     story.check("They share one GPU.", len(story.world.gpus_of(*pods)) == 1)
     envs = [pod.only.received.envs for pod in pods]
     limit = str(each * world.shares.share_mib)
     story.check(
-        f"The environment of each names its GPU and its {limit} MiB of memory.",
+        f"Each has its GPU and its {limit} MiB limit in its environment.",
         all(
             env.get(VISIBLE_DEVICES) == shared.gpu.uuid and env.get(MEMORY_LIMIT) == limit
             for pod, env in zip(pods, envs, strict=True)
@@ -67,7 +67,10 @@ async def _share(story: Story) -> None:
         ),
     )
     names = (VISIBLE_DEVICES, MEMORY_LIMIT)
-    story.quote("environment of web-1", " ".join(f"{name}={envs[0].get(name, '')}" for name in names))
+    # The whole UUID would be wider than a narrow terminal.
+    values = {name: envs[0].get(name, "") for name in names}
+    shown = (f"{name}={value if len(value) < 20 else f'{value[:17]}...'}" for name, value in values.items())
+    story.quote("environment of web-1", " ".join(shown))
     world.use({pod.name: world.granted_mib(pod) // 2 for pod in pods})
 
 
@@ -75,14 +78,14 @@ async def _take_whole(story: Story) -> None:
     world = story.world
     await story.end("assistant-2")
     if all(room.shared for room in world.node.rooms() if room.healthy):
-        story.say(f"A pod requests {world.count}: 1. Every GPU is shared, so the services have to end first.")
+        story.say(f"A pod requests {world.count}: 1. Every GPU is shared, so the services end first.")
         await story.end()
     else:
-        story.say(f"A pod requests {world.count}: 1. It gets an unused GPU, which is not shared from then on.")
+        story.say(f"A pod requests {world.count}: 1. It gets an unused GPU, which is no longer shared.")
     await story.expect("An unused GPU is offered as a whole.", lambda: world.healthy(world.count) > 0)
     before = world.healthy(world.memory)
     pod = await story.admit("training", world.count, 1, "training", busy=0.9)
-    story.check("The pod runs.", pod.phase == "Running")
+    story.check("The pod is running.", pod.phase == "Running")
     taken = sum(len(shared.shares) for shared in story.world.gpus_of(pod))
     await story.expect(
         f"The {counted(taken, 'share')} of its GPU {'is' if taken == 1 else 'are'} no longer offered.",
@@ -98,18 +101,18 @@ async def _refuse(story: Story) -> None:
     # If the free memory is spread over several GPUs, the kubelet counts its sum, and only the agent knows better.
     scattered = together > most
     asked = (most + together + 1) // 2 if scattered else most + 1
-    though = f", though {story.gib(sum(free))} are free" if scattered else ""
+    though = f", although {story.gib(sum(free))} are free in total" if scattered else ""
     story.say(
-        f"{begun} pod requests {story.gib(asked)}{though}. Its status says why it cannot run, and its replacement "
-        "waits for room:"
+        f"{begun} pod requests {story.gib(asked)}{though}. Its status says why it cannot run; its "
+        "replacement stays pending:"
     )
     pod = await story.admit("large", story.world.memory, asked, _RESEARCH)
     story.quote(f"status of large: {pod.phase}, {pod.reason}", pod.message)
     story.check("The pod is refused.", (pod.phase, pod.reason) == ("Failed", "UnexpectedAdmissionError"))
     if scattered:
         story.check(
-            f"The message names the requested {story.gib(asked)} and the {story.gib(most)} that one GPU has free.",
-            f"{story.gib(asked)} asked" in pod.message and f"{story.gib(most)} free" in pod.message,
+            f"The message has the requested {story.gib(asked)} and the {story.gib(most)} free on one GPU.",
+            f"{story.gib(asked)} requested" in pod.message and f"{story.gib(most)} free" in pod.message,
         )
     await story.wait("large", story.world.memory, asked, _RESEARCH)
 
@@ -133,7 +136,7 @@ async def _begin_notebooks(story: Story) -> str:
 async def _fail(story: Story) -> None:
     world = story.world
     if not world.scripted:
-        story.leave_out("the demo breaks only fake GPUs whose description has no events of its own")
+        story.leave_out("only simulated GPUs without events of their own are made to fail")
         return
     before, in_use = world.held(), story.world.gpus_of(*world.kubelet.running)
     if not in_use:
@@ -141,14 +144,14 @@ async def _fail(story: Story) -> None:
         return
     broken = in_use[0]
     name = f"GPU {broken.position}"
-    story.say(f"The driver reports XID {_XID} for {name}: {_XID_MEANING}. A new pod requests {world.memory}: 1.")
+    story.say(f"The driver reports XID {_XID} on {name}, {_XID_MEANING}. Then a new pod requests {world.memory}: 1.")
     await _strike(story, broken, _XID)
     story.check("Running pods keep their GPUs.", world.held() == before)
     others = bool(story.open())
     pod = await story.admit("newcomer", world.memory, 1, busy=0.5)
     if others:
         story.check(
-            "The new pod runs on another GPU.",
+            "The new pod is running on another GPU.",
             bool(story.world.gpus_of(pod)) and broken not in story.world.gpus_of(pod),
         )
     else:
@@ -159,16 +162,16 @@ async def _fail(story: Story) -> None:
 async def _recover(story: Story) -> None:
     world = story.world
     if not world.scripted:
-        story.leave_out("no GPU was broken")
+        story.leave_out("no GPU has failed")
         return
     story.say(
-        "The processes on the GPU end, and it is reset. The agent reads it until it is proven healthy, and logs why; "
-        "it does not restart."
+        "The processes on the GPU end, and the GPU is reset. The agent checks it until it is healthy again, and logs "
+        "why; no restart is needed."
     )
     used = {name: mib for (name, uuid), mib in world.used.items() if uuid in world.node.blocks}
     world.use(dict.fromkeys(used, 0))  # no driver resets a GPU under its processes
     world.strike()
-    await story.expect("The GPU is offered again.", lambda: not world.node.blocks)
+    await story.expect("The GPU is back in service.", lambda: not world.node.blocks)
     await story.expect("The log says why.", lambda: world.agent.said("healthy again") is not None)
     story.quote("log of the agent", world.agent.said("healthy again"))
     world.use(used)
@@ -177,11 +180,11 @@ async def _recover(story: Story) -> None:
 async def _crash(story: Story) -> None:
     world = story.world
     before, offered = world.held(), world.offered()
-    story.say("The agent is killed (SIGKILL) and starts again: it reads the kubelet's records, then registers.")
+    story.say("The agent is killed (SIGKILL) and restarts: it reads the kubelet's records, then registers.")
     await world.agent.end(signal.SIGKILL)
-    await story.expect("No device is offered while no agent runs.", lambda: not any(world.offered().values()))
+    await story.expect("No device is offered while the agent is down.", lambda: not any(world.offered().values()))
     await story.pause(1.5)
-    story.check("Pods continue to run.", world.held() == before)
+    story.check("Pods keep running.", world.held() == before)
     await world.agent.start()
     await story.expect("The agent offers the same devices as before.", lambda: world.offered() == offered)
     story.check("Every pod has the same devices as before.", world.held() == before)
@@ -190,7 +193,7 @@ async def _crash(story: Story) -> None:
 async def _restart_kubelet(story: Story) -> None:
     world = story.world
     before, offered = world.held(), world.offered()
-    story.say("The kubelet restarts and removes all sockets; at first only its checkpoint lists the pods.")
+    story.say("The kubelet restarts and removes all sockets; at first only its checkpoint knows the pods.")
     await world.kubelet.stop()
     await story.pause(1.5)
     await world.kubelet.start(ready=False)
@@ -204,7 +207,7 @@ async def _restart_kubelet(story: Story) -> None:
 
 async def _end(story: Story) -> None:
     world = story.world = story.home
-    story.say("All pods end. No call notifies a device plugin of that: the agent reads the kubelet's records.")
+    story.say("All pods end. Kubernetes does not tell a device plugin; the agent reads it from the kubelet's records.")
     await story.end()
     await story.expect(
         "Every share and every whole GPU is offered again.", lambda: world.offered() == story.offered_at_first
@@ -222,7 +225,7 @@ async def _strike(story: Story, broken: SharedGpu, xid: int) -> None:
     error = {"at": 0, "gpu": broken.gpu.uuid, "xid": xid}
     world.strike(error)
     await story.expect(
-        f"{name} is out of service, with all its devices.",
+        f"{name} is unhealthy, with all its devices.",
         lambda: world.node.blocks.keys() == {broken.gpu.uuid},
     )
     # Only now, so that the XID is the agent's first notice of the fault: a reading could come before the event.
@@ -236,10 +239,10 @@ async def _strike(story: Story, broken: SharedGpu, xid: int) -> None:
 
 async def _stay(story: Story) -> None:
     world = story.world = story.home
-    also = "one takes more than it was given, a GPU fails, " if world.scripted else ""
+    also = "one uses more than it was granted, a GPU fails, " if world.scripted else ""
     story.say(
-        f"Pods fill the GPUs of the first node, {also}and a pod waits for {_GPUS_ASKED} whole GPUs. So the cluster "
-        "stays, for the page."
+        f"Pods fill the GPUs of the first node, {also}and a pod is pending for {_GPUS_ASKED} whole GPUs. The cluster "
+        "stays like this, for the page."
     )
     candidates = (neighbours_on(story, pod.name) for pod in world.kubelet.running if world.scripted)
     able = [each for each in candidates if each and world.over_use.exceeded(each.spare_mib, each.granted_mib)]
@@ -267,35 +270,35 @@ async def _divide(story: Story) -> None:
     await story.visit("node-2", _GPUS, mig=MigMode.SHARE)
     there = story.world
     story.say(
-        "On a second node a fake A30 is divided into three instances of MIG, and mig is set to share: each is shared "
-        "like a GPU. Then the two small instances become a larger one while chat-1 and chat-2 run."
+        "On a second node a simulated A30 has three MIG instances, and the setting mig is share: each instance is "
+        "shared like a GPU. Then the two small ones are merged while chat-1 and chat-2 are running."
     )
     await there.agent.start()
-    await story.expect("The kubelet knows the shares of every instance.", there.complete)
+    await story.expect("The kubelet lists the shares of every instance.", there.complete)
     largest = max(there.shares.gpus, key=lambda shared: len(shared.shares))
     tuning = await story.admit("tuning", there.memory, len(largest.shares), "training", busy=0.8)
     chats = [await story.admit(f"chat-{number}", there.memory, 2, "serving", busy=0.7) for number in (1, 2)]
     envs = tuning.only.received.envs
     story.check(
-        "tuning has an instance to itself: its limit is held by the hardware.",
+        "tuning has an instance to itself; the hardware enforces its limit.",
         (envs.get(VISIBLE_DEVICES), envs.get(LIMITS)) == (largest.gpu.uuid, Enforcement.PARTITION.value),
     )
     on = story.world.gpus_of(*chats)
-    story.check("Both chats share one of the small ones.", len(on) == 1 and on[0].gpu.uuid != largest.gpu.uuid)
+    story.check("Both chats share a small instance.", len(on) == 1 and on[0].gpu.uuid != largest.gpu.uuid)
     await story.linger()
     before = there.held()
     await there.divide(_ANEW)
-    await story.expect("The kubelet knows the new instance, and the old IDs as unhealthy.", there.settled)
-    story.check("Running pods keep what they have.", there.held() == before)
+    await story.expect("The kubelet lists the new instance, and the old ones as unhealthy.", there.settled)
+    story.check("Running pods keep their devices.", there.held() == before)
     await story.expect(
-        "The pods on the old instance are named.", lambda: there.agent.said("exists no more") is not None
+        "The log names the pods on the old instance.", lambda: there.agent.said("no longer exists") is not None
     )
-    story.quote("log of the agent", there.agent.said("exists no more"))
+    story.quote("log of the agent", there.agent.said("no longer exists"))
     room = max((room.free for room in story.open()), default=0)
     for name, asked in there.pods.waiting.items():
         if asked <= room:
             pod = await story.admit(name, there.memory, asked, busy=0.7)
-            story.check(f"{name}, which waited for {story.gib(asked)}, runs here.", pod.phase == "Running")
+            story.check(f"{name}, which was pending for {story.gib(asked)}, is running here.", pod.phase == "Running")
 
 
 Scenes: TypeAlias = "Mapping[str, Callable[[Story], Awaitable[None]]]"
@@ -304,12 +307,12 @@ Scenes: TypeAlias = "Mapping[str, Callable[[Story], Awaitable[None]]]"
 SCENES: Scenes = {
     "The agent finds the GPUs": _begin,
     "Services share a GPU": _share,
-    "A service takes more than it was given": exceed,
-    "The GPU runs short, and the service goes": run_short,
+    "A service uses more than it was granted": exceed,
+    "Memory runs short; the service is evicted": run_short,
     "A notebook borrows memory and returns it": borrow_and_return,
-    "Another does not, and goes": borrow_and_go,
+    "Another keeps it, and is evicted": borrow_and_go,
     "A pod gets a whole GPU": _take_whole,
-    "A pod is refused, with the reason": _refuse,
+    "A pod is refused, with a reason": _refuse,
     "A GPU fails": _fail,
     "The GPU recovers": _recover,
     "The agent is killed": _crash,
@@ -319,6 +322,6 @@ SCENES: Scenes = {
 }
 
 WITH_PAGE: Scenes = {title: scene for title, scene in SCENES.items() if scene is not _end} | {
-    "A full cluster with troubles": _stay
+    "A full cluster with problems": _stay
 }
 """The scenes beside which the page is served: they leave it something to show."""

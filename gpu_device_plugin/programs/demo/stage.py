@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from textwrap import wrap
 from typing import TextIO
 
@@ -18,13 +21,14 @@ from gpu_device_plugin.model.shares import SharedGpu, parse_id
 from gpu_device_plugin.node.rules.node import Node
 from gpu_device_plugin.programs.demo.story import SceneContent, Story
 from gpu_device_plugin.programs.demo.world import World
+from gpu_device_plugin.settings.knobs import PROGRAM
 
-_NARROWEST, _WIDEST = 80, 120
+_NARROWEST, _PRINTED, _WIDEST = 60, 80, 120
 _HEADINGS = ("GPU", "MODEL", "MEMORY", "SHARES", "", "HEALTH")
 _ALIGN = (str.rjust, str.ljust, str.rjust, str.ljust, str.rjust, str.ljust)
 _BAR = _HEADINGS.index("SHARES")
 _LONGEST_BAR, _SHORTEST_BAR = 14, len(_HEADINGS[_BAR])
-_LONGEST_MODEL = 18
+_LONGEST_MODEL, _LONGEST_MODEL_ABOVE = 18, 14
 _ROOMY_HOLDERS, _ROOMY_USERS, _NARROWEST_HOLDERS = 20, 28, 16
 _GAP = "  "
 
@@ -63,34 +67,37 @@ def table(
     used: Mapping[tuple[str, str], int] | None = None,
     unknown: frozenset[str] = frozenset(),
 ) -> list[str]:
-    """Draw the GPUs of a node as lines of text, each with the reason below it if it is out of service.
+    """Draw the GPUs of a node as lines of text, each with the reason below it if it is unhealthy.
+
+    On a narrow terminal the pods of a GPU stand below it, too.
 
     `holders` has the device IDs of pods by name; shares in the ledger that no holder has are in use by an unknown pod.
     `used` has the MiB that pods use, by name of the pod and UUID of a GPU that it holds shares of; `unknown` the
     UUIDs of the GPUs whose health nobody has told yet, whatever the node says of it.
     """
     node = replace(node, blocks={uuid: block for uuid, block in node.blocks.items() if uuid not in unknown})
-    gpus = node.shares.gpus
-    rows = [_cells(node, shared, unknown) for shared in gpus]
+    gpus, holders_below = node.shares.gpus, look.width < _PRINTED
+    rows = [_cells(node, shared, unknown, _LONGEST_MODEL_ABOVE if holders_below else _LONGEST_MODEL) for shared in gpus]
     # The names of the holders get their columns first; a bar can be shorter.
     beside = sum(_widths(rows)) - _SHORTEST_BAR + len(_GAP) * len(_HEADINGS)
     largest = max((len(shared.shares) for shared in gpus), default=1)
-    roomy = _ROOMY_USERS if used else _ROOMY_HOLDERS
+    roomy = 0 if holders_below else _ROOMY_USERS if used else _ROOMY_HOLDERS
     longest = min(largest, max(look.width - beside - roomy, _SHORTEST_BAR), _LONGEST_BAR)
     for shared, cells in zip(gpus, rows, strict=True):
         bar = _bar(_used(node, shared), len(shared.shares), max(1, round(len(shared.shares) * longest / largest)), look)
         cells[_BAR] = bar, cells[_BAR][1]
     widths = _widths(rows)
-    indent = beside + widths[_BAR]
+    below = " " * (widths[0] + len(_GAP))
+    indent = below if holders_below else " " * (beside + widths[_BAR])
     heading = _GAP.join(put(name, width) for put, name, width in zip(_ALIGN, _HEADINGS, widths, strict=True))
-    lines = [look.paint(f"{heading}{_GAP}HELD BY", ShareTone.HEADING)]
+    lines = [look.paint(heading.rstrip() if holders_below else f"{heading}{_GAP}HELD BY", ShareTone.HEADING)]
     for shared, cells in zip(gpus, rows, strict=True):
         start = _GAP.join(
             look.paint(put(text, width), tone) for put, (text, tone), width in zip(_ALIGN, cells, widths, strict=True)
         )
-        first, *rest = _held_by(node, shared, holders, used or {}, max(_NARROWEST_HOLDERS, look.width - indent)) or [""]
-        lines += [f"{start}{_GAP}{first}".rstrip(), *(" " * indent + more for more in rest)]
-        below = " " * (widths[0] + len(_GAP))
+        held_by = _held_by(node, shared, holders, used or {}, max(_NARROWEST_HOLDERS, look.width - len(indent)))
+        first = held_by.pop(0) if held_by and not holders_below else ""
+        lines += [f"{start}{_GAP}{first}".rstrip(), *(indent + more for more in held_by)]
         why = wrap(node.block(shared.gpu.uuid).everyone, look.width, initial_indent=below, subsequent_indent=below)
         lines += [look.paint(line, ShareTone.BAD) for line in why]
     return lines
@@ -106,13 +113,13 @@ def _used(node: Node, shared: SharedGpu) -> int:
     return len(shared.shares) if use.whole else len(use.shares)
 
 
-def _cells(node: Node, shared: SharedGpu, unknown: frozenset[str]) -> list[tuple[str, ShareTone]]:
+def _cells(node: Node, shared: SharedGpu, unknown: frozenset[str], longest_model: int) -> list[tuple[str, ShareTone]]:
     """Return the cells of one GPU but for its bar."""
     used, whole, unhealthy = _used(node, shared), node.use(shared).whole, node.block(shared.gpu.uuid).everyone
     tone = ShareTone.BAD if unhealthy else ShareTone.WHOLE if whole else ShareTone.SHARED if used else ShareTone.FAINT
     return [
         (str(shared.position), ShareTone.PLAIN),
-        (_model(shared), ShareTone.PLAIN),
+        (_model(shared, longest_model), ShareTone.PLAIN),
         (f"{shared.gpu.total_mib / MIB_PER_GIB:.1f} GiB", ShareTone.PLAIN),
         ("", tone),
         ("whole" if whole else f"{used}/{len(shared.shares)}", tone),
@@ -124,10 +131,10 @@ def _cells(node: Node, shared: SharedGpu, unknown: frozenset[str]) -> list[tuple
     ]
 
 
-def _model(shared: SharedGpu) -> str:
+def _model(shared: SharedGpu, longest: int) -> str:
     instance = shared.gpu.instance
     name = short_model(shared.gpu.product) if instance is None else f"MIG {instance.profile}"
-    return name if len(name) <= _LONGEST_MODEL else f"{name[: _LONGEST_MODEL - 2]}.."
+    return name if len(name) <= longest else f"{name[: longest - 2]}.."
 
 
 def _bar(used: int, total: int, length: int, look: Look) -> str:
@@ -217,34 +224,40 @@ class DemoStage:
         self._marks = ("█", "░") if stream.encoding and encodes(stream, "█░") else ("#", ".")
 
     def introduce(self, gpus: str) -> None:
-        """Describe the parts of the demo."""
-        source = "the GPUs of this machine" if gpus == "nvml" else f"fake GPUs ({gpus})"
-        lines = _paragraph(
-            f"A simulated kubelet, a simulated API server, {source}, and between them the agent as it runs in a "
-            "cluster. All data below is read from these three; pods are real to all, and run no program: what they use "
-            "of fake GPUs is fake, too.",
-            self._look().width,
+        """Say what will be seen, and what of it is real."""
+        simulated = "The kubelet and the API server" if gpus == "nvml" else f"GPUs ({gpus}), kubelet and API server"
+        paragraphs = (
+            (
+                "You will see several services share one GPU, one of them take too much memory and be "
+                "evicted, a notebook borrow memory and return it, a training job get a whole GPU, a pod be refused "
+                "with the reason, and a GPU fail and recover, all while pods keep running."
+            ),
+            (
+                f"The agent is the real one. {simulated} are simulated: pods are API objects; nothing runs in them. "
+                "Ctrl-C stops the demo."
+            ),
         )
-        self._write(*lines, "")
+        for text in paragraphs:
+            self._write(*_paragraph(text, self._look().width), "")
 
     def point_to(self, url: str) -> None:
         """Say where the page is, on a line of its own, so that terminals make it a link."""
-        self._write("The page of this cluster; the scenes begin when it is open in a browser:", url, "")
+        self._write("Open the page in a browser; the scenes begin then:", url, "")
 
     async def stay(self, url: str) -> None:
         """Leave the page served until the demo is cancelled."""
-        self._write("The page stays until Ctrl-C:", url)
+        self._write("The page stays open until Ctrl-C:", url)
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
 
     def conclude(self, failed: list[str]) -> None:
         """Summarize the checks."""
         if failed:
-            text, tone = f"Not every check held: see NO in scene {', '.join(failed)}.", ShareTone.BAD
+            text, tone = f"Some checks failed: see NO in scene {', '.join(failed)}.", ShareTone.BAD
         else:
-            text, tone = "Every check held, and no device was allocated twice in any scene.", ShareTone.GOOD
+            text, tone = "All checks passed; no device was allocated twice.", ShareTone.GOOD
         look = self._look()
-        self._write(*(look.paint(line, tone) for line in _paragraph(text, look.width)))
+        self._write(*(look.paint(line, tone) for line in _paragraph(text, look.width)), "", *_next_commands())
 
     @asynccontextmanager
     async def showing(self, number: str, story: Story) -> AsyncIterator[None]:
@@ -282,7 +295,7 @@ class DemoStage:
         self._stream.flush()
 
     def _look(self) -> Look:
-        width = shutil.get_terminal_size().columns if self._live else _NARROWEST
+        width = shutil.get_terminal_size().columns if self._live or self._stream.isatty() else _PRINTED
         return Look(min(max(width, _NARROWEST), _WIDEST), *self._marks, self._colour)
 
 
@@ -303,6 +316,17 @@ def frame(number: str, shown: SceneContent, world: World, look: Look) -> list[st
         first, *rest = _paragraph(sentence, look.width - 4)
         lines += [f"{look.paint(mark, tone)}  {first}", *(f"    {line}" for line in rest)]
     return lines
+
+
+def _next_commands() -> list[str]:
+    """Return what to try next, as commands that can be copied: the environment of `make demo` is not on the PATH."""
+    program = PROGRAM if shutil.which(PROGRAM) else os.path.relpath(Path(sys.executable).with_name(PROGRAM))
+    commands = {
+        f"{program} demo --page": "watch this in a browser",
+        f"{program} simulate": "ask what would fit on your cluster",
+        "make deploy IMAGE=...": "install it on your cluster: docs/install.md",
+    }
+    return ["Next:", *(line for command, what in commands.items() for line in (f"  {command}", f"      {what}"))]
 
 
 def _paragraph(text: str, width: int, indent: str = "") -> list[str]:

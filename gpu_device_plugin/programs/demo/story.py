@@ -58,7 +58,7 @@ class Story:
         self.now = SceneContent(title)
         await scene(self)
         if not await self.world.until(self.world.settled):
-            self.check("GPUs in use through one resource are fenced in the other.", held=False)
+            self.check("GPUs in use through one resource are withheld from the other.", held=False)
         self._expect_no_conflict()
         if self.page is not None and self.page.read and not self.now.left_out:
             await self.expect("The page shows it.", self._page_shows)
@@ -78,7 +78,7 @@ class Story:
     def leave_out(self, why: str) -> None:
         """Replace the scene by the reason why it cannot be played here."""
         self.now.left_out = True
-        self.now.caption = f"Left out: {why}."
+        self.now.caption = f"Skipped: {why}."
 
     def check(self, sentence: str, held: bool) -> None:  # noqa: FBT001 (the value to be shown)
         """Show a check and its result."""

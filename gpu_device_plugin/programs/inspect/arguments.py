@@ -132,7 +132,7 @@ def _parsers(prog: str, every: Iterable[Command]) -> tuple[Parser, Mapping[str, 
         "--agents-namespace",
         default=AGENT_NAMESPACE,
         metavar="NAME",
-        help=f"namespace of the node agents; no pod elsewhere is believed [{AGENT_NAMESPACE}]",
+        help=f"namespace of the node agents; pods elsewhere are ignored [{AGENT_NAMESPACE}]",
     )
     add_settings(common, knobs_of(ResourceSettings))
     for name in _OF_KUBECTL:
@@ -147,8 +147,8 @@ def _parsers(prog: str, every: Iterable[Command]) -> tuple[Parser, Mapping[str, 
         prog=prog,
         parents=[common],
         usage="%(prog)s [COMMAND] [flags]",
-        description="Show which pods use which GPU of the cluster, also live in a browser, why a pod gets none, or "
-        "what is wrong; resize or move pods, put a GPU aside, wake a workload, or clean up.",
+        description="Show which pods use which GPUs (also live in a browser), why a pod is pending, and what is "
+        "wrong; resize or move pods, cordon GPUs, wake workloads, or clean up.",
         epilog=f"COMMAND --help shows its flags. {passed}",
     )
     added = parser.add_subparsers(title="commands", metavar="COMMAND", prog=prog)

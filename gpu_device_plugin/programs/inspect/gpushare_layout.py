@@ -135,7 +135,7 @@ def _unit(nodes: Sequence[NodeView]) -> tuple[str, Callable[[NodeView, int], int
     sizes = {size for node in nodes if (size := node.candidate.gpus.share_mib) is not None} or {guessed}
     if len(sizes) == 1:
         size = sizes.pop()
-        name = {1: "MiB", MIB_PER_GIB: "GiB"}.get(size) or f"{format_mib(size).replace(' ', '')} units"
+        name = {1: "MiB", MIB_PER_GIB: "GiB"}.get(size) or f"{format_mib(size).replace(' ', '')} shares"
         return name, lambda _node, shares: shares
     return "MiB", lambda node, shares: shares * (node.candidate.gpus.share_mib or guessed)
 

@@ -75,10 +75,10 @@ INTERVAL_S = 5.0
 """Between two pictures of top."""
 _UNREADABLE = (ClusterUnreadableError, AgentUnreadableError, UnreadableObjectError, ApiError)
 _WITHOUT_TEXTUAL = (
-    "on a terminal it is drawn by Textual, which is not installed; run pip install 'gpu-device-plugin[top]', "
-    "or let it print one picture after the other: top | cat"
+    "on a terminal it needs Textual, which is not installed; run pip install 'gpu-device-plugin[top]', or print one "
+    "picture after another: top | cat"
 )
-_RIGHTS = "docs/inspect.md has the commands by which an administrator grants all rights that this command needs"
+_RIGHTS = "docs/inspect.md has the commands with which an administrator grants all rights that this command needs"
 
 
 def main(
@@ -202,7 +202,7 @@ async def _why_of_row(
     namespace, _, name = row.partition("/")
     if (claim := name.removeprefix("claim:")) != name:
         text = f"ResourceClaim {namespace}/{claim} is reserved for no pod"
-        return [f"{text}: see kubectl -n {namespace} describe resourceclaim {claim}, and why POD for one that waits"]
+        return [f"{text}: see kubectl -n {namespace} describe resourceclaim {claim}, and why POD for a pending one"]
     told: list[str | Line] = []
     for pod in (each for each in name.split("+") if " " not in each):
         of_why = {"namespace": namespace, "pod": pod, "all_nodes": False}
@@ -322,7 +322,7 @@ async def _if_allowed(
 
 _TOP = Command(
     "top",
-    "draw GPUs and pods again and again, or their last hour",
+    "live view of GPUs and pods, or their last hour",
     _top,
     (
         NODE,
@@ -332,7 +332,7 @@ _TOP = Command(
             "--interval",
             type=valued(float, lambda seconds: 0.5 <= seconds <= 3600, "choose 0.5 to 3600 seconds"),
             metavar="SECONDS",
-            help=f"between two pictures; default {INTERVAL_S:g}",
+            help=f"between refreshes; default {INTERVAL_S:g}",
         ),
     ),
 )
@@ -346,7 +346,7 @@ def _check_why(arguments: argparse.Namespace) -> None:
 
 _WHY = Command(
     "why",
-    "explain why a pod waits, runs where it does, or is slow",
+    "explain why a pod is pending, runs where it does, or is slow",
     _why,
     (
         argument("words", nargs="+", metavar="POD", help="as POD, pod/POD or NAMESPACE/POD"),

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 COUNTING = ("spec.nodeName!=", *NOT_ENDED)
 """Selects the pods that may hold a GPU or part of one."""
-_VIEWER = "an administrator gives the rights by binding the ClusterRole gpushare-viewer"
+_VIEWER = "an administrator grants the rights by binding the ClusterRole gpushare-viewer"
 
 
 async def overview(arguments: argparse.Namespace, access: Access, resources: Sequence[Resource]) -> Output:
@@ -184,13 +184,13 @@ def _check(arguments: argparse.Namespace) -> None:
 CHOICE = (
     argument("-n --namespace", help="show only the pods of this namespace"),
     argument("-l --selector", default="", metavar="LABELS", help="only nodes with these labels"),
-    switch("-w --watch", "as top"),
+    switch("-w --watch", "same as top"),
 )
 """Of the overview and of top."""
 
 OVERVIEW = Command(
     "overview",
-    "show which pods use which GPU; this is also done without a command",
+    "show which pods use which GPU; the default command",
     overview,
     (
         NODE,

@@ -26,8 +26,8 @@ from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
 _REALLY = "really"
 """The word that a user has to write to end sharing on nodes that still share."""
 _KUBELET_FORGETS = (
-    "the kubelet remembers an agent for five minutes after its end, and restores the capacity until then: "
-    "run this again afterwards"
+    "the kubelet remembers an agent for five minutes after it ends, and restores the capacity until then; run this "
+    "again afterwards"
 )
 
 
@@ -129,7 +129,7 @@ async def uninstall(arguments: argparse.Namespace, access: Access, resources: Se
                 f"kubectl label node {left.node} {SWITCH_LABEL}-"
             )
         elif left.node in agents and not left.labelled:
-            lines.append(f"{left.node}: skipped, as the agent {agents[left.node]} runs there; end that first")
+            lines.append(f"{left.node}: skipped, as the agent {agents[left.node]} runs there; stop it first")
         elif arguments.dry_run:
             lines.append(f"{left.node}: would remove {left}")
         else:

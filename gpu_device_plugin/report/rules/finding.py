@@ -112,7 +112,7 @@ def few(items: Sequence[str | Finding], separator: str = ", ") -> Finding:
 
 def units(number: int) -> Finding:
     """Return a number of shares whose size is not known."""
-    return note("units", "{n:unit}", n=number)
+    return note("units", "{n:share}", n=number)
 
 
 def ago(seconds: float | None) -> Finding:

@@ -44,7 +44,7 @@ _WORDS = {
 }
 _NOT_ALLOWED = note("not-allowed", "not allowed by its annotations")
 _HAS_ROOM = note("its-gpus-have-room", "its GPUs have room")
-_CLAIMS_GIVE = note("claims-give-its-gpus", "kube-scheduler gives out its GPUs, by a ResourceClaim (DRA)")
+_CLAIMS_GIVE = note("claims-give-its-gpus", "kube-scheduler allocates its GPUs through ResourceClaims (DRA)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def memory_of(memory: str | Finding, gpus: int) -> Finding:
     """Return memory of one GPU, or in equal parts of several."""
     if gpus == 1:
         return note("memory-of-one-gpu", "{memory} of one GPU", memory=memory)
-    return note("memory-of-gpus", "{memory} in equal parts of {n} GPUs", memory=memory, n=gpus)
+    return note("memory-of-gpus", "{memory} split evenly over {n} GPUs", memory=memory, n=gpus)
 
 
 def explain(found: Sequence[NodeAnswer], most: int) -> list[Finding]:
@@ -287,7 +287,7 @@ def _verdict(answer: NodeAnswer, view: GpuView) -> Finding:
         if not answer.learned or len(able) <= len(chosen):
             return note("would-be-chosen", "would be chosen")
     if len(obstacles) < len(ask.parts):
-        return note("has-room-for-part", "has room for a part of it") if obstacles else note("has-room", "has room")
+        return note("has-room-for-part", "has room for some of it") if obstacles else note("has-room", "has room")
     return obstacles[0] if obstacles[0] is _NOT_ALLOWED or not view.gpu.closed else closed(view.gpu)
 
 
@@ -347,7 +347,7 @@ def asked_amounts(pod: Pod, resources: Iterable[Resource]) -> tuple[str, ...]:
 def why_waits(status: SchedulingStatus, facts: Sequence[Finding], found: Sequence[NodeAnswer]) -> Finding:
     """Return why a pod waits: the most frequent reasons of the nodes with their numbers, if nodes are the reason."""
     if status.gates or not found:
-        return _shortened(facts[0]) if facts else note("why-unknown", "It is not known yet why it waits.")
+        return _shortened(facts[0]) if facts else note("why-unknown", "Why it is pending is not known yet.")
     fitting = sum(map(_takes, found))
     if fitting:
         (says,) = scheduler_says(status) or [scheduler_silent(status)]
@@ -355,12 +355,12 @@ def why_waits(status: SchedulingStatus, facts: Sequence[Finding], found: Sequenc
         return note("nodes-have-room", text, nodes=fitting, says=_shortened(says))
     kinds = _kinds(found)
     if len(found) == 1:
-        text = "The only node that shares GPUs, {node}, does not take it: {why}."
+        text = "Does not fit on {node}, the only node that shares GPUs: {why}."
         return note("only-node", text, node=found[0].node.name, why=kinds[0][0])
     reasons = [note("reason-of", "{why} ({n})", why=why, n=number) for why, number in kinds[:_MOST_REASONS]]
     if more := sum(number for _, number in kinds[_MOST_REASONS:]):
         reasons.append(note("other-reasons", "other reasons ({n})", n=more))
-    return note("no-node-takes-it", "None of {n} nodes takes it: {why:+; }.", n=len(found), why=tuple(reasons))
+    return note("no-node-takes-it", "Fits on none of {n} nodes: {why:+; }.", n=len(found), why=tuple(reasons))
 
 
 def _shortened(said: Finding) -> Finding:
@@ -392,7 +392,7 @@ def what_makes_room(found: Sequence[NodeAnswer], may_see: Callable[[str], bool])
         if answer.ends is not None and answer.ends.pods:
             room = _room_without(node, answer.ends, node.name, may_see, _MOST_PODS)
             if kept:
-                return note("makes-room-but", "{room}, but for the pod: {why:+; }.", room=room, why=kept)
+                return note("makes-room-but", "{room}; however, {why:+; }.", room=room, why=kept)
             return note("makes-room", "{room}.", room=room)
     if all(not isinstance(answer.found, Fit) and answer.found.unresolvable for answer in found):
         return note("nothing-makes-room", "Even if all pods of the nodes ended, none would have room.")

@@ -153,8 +153,8 @@ def scheduler_silent(status: SchedulingStatus) -> Finding:
 
 def _nothing(pod: Pod, resources: tuple[Resource, ...]) -> list[Finding]:
     text = (
-        "Container {container} of {pod} asks for 0 of {resource}, which is nothing, so it is not waiting for GPUs. "
-        "Write how much it needs, or remove the line."
+        "Container {container} of {pod} requests 0 of {resource}, so it is not waiting for GPUs. Request what it "
+        "needs, or remove the line."
     )
     return [
         note("asks-for-0", text, container=repr(container.name), pod=str(pod), resource=resource.name)
@@ -176,8 +176,8 @@ def _waiting(
         )
     if nodes is not None and not nodes:
         text = (
-            "No node shares GPUs: none has GPUs written on it by an agent, nor {resource} in its capacity. Label GPU "
-            "nodes gpushare=true and see the agent's log there."
+            "No node shares GPUs: no agent has published GPUs, and no node has {resource} in its capacity. Label GPU "
+            "nodes gpushare=true, then check the agent's log there."
         )
         yield note("no-node", text, resource=resources[0].name)
 
@@ -266,7 +266,7 @@ def asks_in_mib(
     if units <= shares < amount and amount * 2 >= share_mib:  # fewer MiB are not a plausible demand
         code, usual = ("units-of", " unless configured otherwise") if nodes is None else ("asks-in-mib", "")
         text = (
-            f"It asks for {{amount}} units, which are {{unit}} each{usual}: no GPU has as much. If {{amount}} MiB are "
+            f"It requests {{amount}} shares of {{unit}} each{usual}: no GPU has that much. If {{amount}} MiB are "
             "meant, write {resource}: {units}."
         )
         yield note(code, text, amount=amount, unit=format_mib(share_mib), resource=name, units=units)
@@ -317,7 +317,7 @@ def _gpus_for(amount: int, sizes: Iterable[Sequence[int]], *, even: bool) -> int
 
 def out_of_service(gpu: ListedGpu) -> Finding:
     """Return the end of a sentence about a GPU or an instance that is out of service; empty if it is not."""
-    text = ", which is out of service: {why}" if gpu.unhealthy else ""
+    text = ", which is unhealthy: {why}" if gpu.unhealthy else ""
     return note("out-of-service", text, why=gpu.unhealthy)
 
 

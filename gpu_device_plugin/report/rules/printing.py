@@ -149,7 +149,8 @@ def limit(part: ContainerUse) -> str:
     if part.enforcement is Enforcement.ADVISORY or part.held is None:
         return part.enforcement.value
     if part.held is LimitStatus.DIFFERS:
-        return f"{part.enforcement}: differs ({mib(part.found_mib)} instead of {mib(part.most_mib)})"
+        expected = "granted" if part.limit_mib is None else "allowed"
+        return f"{part.enforcement} limit {mib(part.found_mib)}, {expected} {mib(part.most_mib)}"
     return f"{part.enforcement}: {part.held}" + (f" ({mib(part.most_mib)})" if part.held is LimitStatus.MISSING else "")
 
 

@@ -181,7 +181,7 @@ def wrapped(facts: Iterable[str], width: int) -> list[str]:
 def figures_age(nodes: Iterable[NodeView]) -> str:
     """Return how old the oldest figures of use are, if a reader should know; else nothing."""
     ages = [node.report.use_age_s or 0.0 for node in nodes if node.report.old]
-    return f"figures of use read up to {age(max(ages))}" if ages else ""
+    return f"use read up to {age(max(ages))}" if ages else ""
 
 
 # --- Pods -------------------------------------------------------------------------------------------------------------
@@ -297,10 +297,10 @@ def rows_alone(pods: Iterable[tuple[Pod, Usage]]) -> list[PodRow]:
     for pod, usage in pods:
         name, over = str(pod), bool(pod.annotations.get(OVER_USE))
         state = "over" if over else pod.phase
-        places = [(str(at), counted(shares, "unit")) for at, shares in usage.shares]
+        places = [(str(at), counted(shares, "share")) for at, shares in usage.shares]
         places += [(str(at), "whole") for at in usage.whole]
         if usage.unplaced_shares:
-            places.append(("?", counted(usage.unplaced_shares, "unit")))
+            places.append(("?", counted(usage.unplaced_shares, "share")))
         if usage.unplaced_gpus:
             places.append(("?", f"{usage.unplaced_gpus} whole"))
         places += [

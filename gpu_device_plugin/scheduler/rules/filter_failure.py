@@ -38,14 +38,16 @@ TOGETHER = resolvable("not-together", "its GPUs have no room for all containers 
 NEVER_TOGETHER = replace(TOGETHER, unresolvable=True)
 NONE_ALLOWED = unresolvable("none-allowed", "the pod's annotations allow none of its GPUs")
 WHOLE_INSTANCES = unresolvable(
-    "instances-whole", "its MIG instances are given whole, by the resources of their profiles, and it shares no GPU"
+    "instances-whole",
+    "its MIG instances are allocated whole, through the resources of their profiles, and it shares no GPU",
 )
 SHARES_NONE = unresolvable("shares-no-gpu", "it shares no GPU")
 NO_GPU = unresolvable("instances-only", "it has MIG instances only, none of its GPUs is whole")
 ONE_EACH = unresolvable("one-instance-each", "it has MIG instances only, and no container can use several of them")
 NOT_ALL = unresolvable(
     "claims-may-choose-any",
-    "kube-scheduler gives out its GPUs by ResourceClaims (DRA) and may choose any, and the pod's annotations do not "
+    "kube-scheduler allocates its GPUs through ResourceClaims (DRA) and may choose any, and the pod's annotations do "
+    "not "
     "allow all of them",
 )
 NO_WHOLE = unresolvable("gives-no-whole-gpu", "its device plugin does not allocate whole GPUs")
@@ -83,17 +85,17 @@ def too_small(wanted: int, each: int, node: Candidate, numbers: Summary) -> Filt
     if wanted > 1:
         in_service = sum(size >= each for size in numbers.sizes)
         if in_service + large >= wanted:
-            code, text = "too-few-large-in-service", "fewer than {wanted} GPUs in service have {amount} in all"
+            code, text = "too-few-large-in-service", "fewer than {wanted} healthy GPUs have {amount}"
         else:
-            code, text = "too-few-large", "fewer than {wanted} GPUs have {amount} in all"
+            code, text = "too-few-large", "fewer than {wanted} GPUs have {amount}"
         return unresolvable(code, text, wanted=wanted, amount=memory_of(each, node))
     hardware, largest = hardware_of(numbers), memory_of(numbers.sizes[0], node)
     if not large:
-        text = "the largest {hardware} has {amount} in all"
+        text = "the largest {hardware} has only {amount}"
         return unresolvable("largest-too-small", text, hardware=hardware, amount=largest)
     return unresolvable(
         "large-out-of-service",
-        "the largest {hardware} in service has {amount} in all, and one of {more} is out of service",
+        "the largest healthy {hardware} has {amount}, and one of {more} is unhealthy",
         hardware=hardware,
         amount=largest,
         more=memory_of(numbers.failed[0], node),

@@ -292,14 +292,14 @@ def _too_large(demand: Demand, node: Candidate, numbers: Summary) -> FilterFailu
         if not numbers.sizes and not numbers.failed:
             return NO_GPU if demand.kind is Kind.COUNT else ONE_EACH
     if not numbers.sizes:
-        return unresolvable("none-healthy", "no {hardware} is healthy", hardware=hardware_of(numbers))
+        return unresolvable("none-healthy", "no healthy {hardware}", hardware=hardware_of(numbers))
     if demand.kind is Kind.MEMORY:
         return _too_much(demand, node, numbers)
     if len(numbers.sizes) < demand.amount:
-        return unresolvable("too-few-healthy", "fewer than {wanted} GPUs are healthy", wanted=demand.amount)
+        return unresolvable("too-few-healthy", "fewer than {wanted} healthy GPUs", wanted=demand.amount)
     if len(numbers.unused) >= demand.amount:
         return None
-    text = "no GPU is unused" if demand.amount == 1 else "fewer than {wanted} GPUs are unused"
+    text = "no unused GPU" if demand.amount == 1 else "fewer than {wanted} unused GPUs"
     return FilterFailure("too-few-unused", text, (("wanted", demand.amount),))
 
 

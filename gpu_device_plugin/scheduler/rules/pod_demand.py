@@ -90,12 +90,12 @@ def _check_containers(pod: Pod, resources: Sequence[Resource]) -> None:
         names: str | Clause = resources[0].name
         for each in resources[1:]:
             names = Clause("one-or-other", "{one} or {other}", (("one", names), ("other", each.name)))
-        text = "more than {most} of its containers have a limit of {names}; let fewer have one"
+        text = "more than {most} of its containers have a limit of {names}; use fewer"
         raise _ImpossibleError("too-many-containers", text, most=MOST_CONTAINERS, names=names)
     for container in pod.containers:
         both = [resource.name for resource in resources if container.limits.get(resource.name, 0) > 0]
         if len(both) > 1:
-            text = "container {container} asks for {one} and {other}, which are the same hardware; ask for one of them"
+            text = "container {container} requests {one} and {other}, which are the same hardware; request one of them"
             raise _ImpossibleError("same-hardware", text, container=repr(container.name), one=both[0], other=both[1])
 
 
@@ -105,10 +105,10 @@ def _check_size(parts: Sequence[Part]) -> None:
         text = "gpu-mem counts shares of GPU memory (1 GiB each unless configured otherwise): write 10, not 10Gi"
         raise _ImpossibleError("write-no-quantity", text)
     if most[Kind.COUNT] > MOST_GPUS:
-        text = "it asks for {n} whole GPUs, and no node can have more than {most}"
+        text = "it requests {n} whole GPUs, and no node can have more than {most}"
         raise _ImpossibleError("too-many-whole", text, n=most[Kind.COUNT], most=MOST_GPUS)
     if len(parts) > _MOST_PARTS:
-        text = "more than {most} of its containers ask for GPUs of their own; ask for them in fewer"
+        text = "more than {most} of its containers request GPUs; request them in fewer"
         raise _ImpossibleError("too-many-parts", text, most=_MOST_PARTS)
 
 
@@ -139,8 +139,8 @@ def _split(parts: tuple[Part, ...], text: str) -> tuple[Part, ...]:
         return parts
     if len(memory) > 1 or len(memory[0].members) > 1:
         text = (
-            "the pod label {label} splits the GPU memory of one container, and several containers of this pod ask for "
-            "some; let only one ask, or remove the label"
+            "the pod label {label} splits the GPU memory of one container, and several containers of this pod "
+            "request some; have only one request it, or remove the label"
         )
         raise _ImpossibleError("split-of-several", text, label=SPLIT_LABEL)
     amount = memory[0].demand.amount

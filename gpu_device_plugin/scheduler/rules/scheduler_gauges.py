@@ -23,7 +23,7 @@ _WATCH = (
 )
 _WAITING = Gauge(
     "gpushare_extender_pods_waiting",
-    "Pods that wait for a GPU, by what the scheduler was last told; a follower is asked nothing.",
+    "Pods pending for a GPU, by the last answer to the scheduler; followers are not asked.",
     ("reason",),
 )
 _MEMORY = Gauge("gpushare_extender_node_memory_bytes", "GPU memory of the node, of healthy GPUs.", ("node",))
@@ -34,7 +34,7 @@ _ALLOCATED = Gauge(
 )
 _STRANDED = Gauge(
     "gpushare_extender_node_memory_stranded_bytes",
-    "Free GPU memory of the node that is of no use to the pods that usually come; absent until the policy fit learned.",
+    "Stranded GPU memory of the node: free, but of no use to your usual pods; absent until the policy fit has learned.",
     ("node",),
 )
 
@@ -70,13 +70,14 @@ class ExtenderMetrics:
     claims: int = _shown("gpushare_extender_claims", "Pods that are being bound.")
     in_doubt: int = _shown("gpushare_extender_claims_in_doubt", "Pods whose binding has an unknown outcome.")
     learned: bool = _shown(
-        "gpushare_extender_learned", "1 while the policy fit goes by what it learned; else it is binpack."
+        "gpushare_extender_learned",
+        "1 while the policy fit uses the prices that it learned; otherwise it acts as binpack.",
     )
     distrusted: int = _shown(
         "gpushare_extender_namespaces_distrusted", "Namespaces whose pods count little in what the policy fit learns."
     )
-    wanted: int = _shown("gpushare_extender_nodes_wanted", "New nodes that waiting pods need, GPU by GPU.")
-    kept: int = _shown("gpushare_extender_nodes_kept", "Nodes that autoscalers are kept from.")
+    wanted: int = _shown("gpushare_extender_nodes_wanted", "New nodes that pending pods need, GPU by GPU.")
+    kept: int = _shown("gpushare_extender_nodes_kept", "Nodes that autoscalers may not remove.")
     held: int = _shown("gpushare_extender_rooms_held", "Pods for whose replacements room is held.")
     watches: Mapping[str, tuple[bool, float, int, int]] = field(default_factory=dict)
     """By kind, for example ``pods``: the values of the gauges of a watch."""

@@ -265,7 +265,7 @@ async def test_a_node_that_came_for_others_is_not_in_vain_for_a_pod_that_waits_f
         assert not any("did not help" in line for line in w.logs)
         node(w, "second", 16, 16, created=NOW)
         await w.until(
-            lambda: any("second came for it, has no GPUs for it" in str(each) for each in w.api.all("events"))
+            lambda: any("second was added for it; it lacks the GPUs" in str(each) for each in w.api.all("events"))
         )
 
 

@@ -160,7 +160,7 @@ async def test_when_an_autoscaler_drains_a_node_the_places_of_its_pods_are_held_
 
         pod(w, "thief", 1, rs="x")
         found = await w.filter(w.get("thief"), "b")
-        assert "room that is held for others is given back" in found["Error"], "the scheduler is to try again by itself"
+        assert "room held for others is released" in found["Error"], "the scheduler is to try again by itself"
         assert (await w.schedule())["thief"].reason == "SchedulerError"
 
         w.delete("p")

@@ -162,8 +162,8 @@ async def test_a_pod_stays_where_the_named_node_cannot_take_it() -> None:
             ("nowhere", 0, "node nowhere is not known to the GPU scheduler"),
             ("cordoned", 0, "node cordoned is cordoned, not ready, or about to be removed"),
             ("going", 0, "node going is cordoned, not ready, or about to be removed"),
-            ("full", 0, "node full has not the room any more: no GPU has 4 GiB free"),
-            ("other", 7, "node other has not the room any more"),
+            ("full", 0, "node full no longer has the room: no GPU has 4 GiB free"),
+            ("other", 7, "node other no longer has the room"),
         ):
             wants(w, "p", to, gpu=gpu)
             await w.until(lambda why=why: refusal(w, "p").startswith(why))  # type: ignore[misc]

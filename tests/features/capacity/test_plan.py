@@ -89,7 +89,7 @@ def test_without_a_pod_all_that_fit_nowhere_are_planned_for(world: World, capsys
     code, lines = told(world, capsys)
     assert code == 0
     assert lines[:3] == [
-        "No moves were found that make room for default/huge.",
+        "No set of moves was found to make room for default/huge.",
         "1 move makes room for default/want.",
         "",
     ]
@@ -162,7 +162,7 @@ def test_pods_that_must_not_move_stay(
         web["spec"]["volumes"] = [{"name": "data", **hindrance}]
     world.has()
     code, lines = told(world, capsys, "--for", "want")
-    assert (code, lines[0]) == (0, "No moves were found that make room for default/want.")
+    assert (code, lines[0]) == (0, "No set of moves was found to make room for default/want.")
     assert f"  {why}: default/web-0" in lines
     assert told(world, capsys, "--for", "want", "--apply")[0] == 1
 
@@ -188,7 +188,7 @@ def test_room_that_is_held_is_no_room(world: World, capsys: pytest.CaptureFixtur
     room = {"uid-x": {"namespace": "default", "owner": "x", "gpus": {"0": 9}, "until": 4e9}}
     world.script["objects"][1]["metadata"]["annotations"][HELD_ROOM] = json.dumps(room)
     world.has()
-    assert told(world, capsys, "--for", "want")[1][0] == "No moves were found that make room for default/want."
+    assert told(world, capsys, "--for", "want")[1][0] == "No set of moves was found to make room for default/want."
 
 
 def test_nodes_are_freed(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,17 +197,18 @@ def test_nodes_are_freed(world: World, capsys: pytest.CaptureFixture[str]) -> No
         0,
         "1 move leaves 1 node without GPU pods.",
     )
-    assert told(world, capsys, "--nodes-free", "2")[1][0] == "No moves were found that leave 2 nodes without GPU pods."
+    assert told(world, capsys, "--nodes-free", "2")[1][0] == "No set of moves was found to leave 2 nodes without GPU "
+    "pods."
 
 
 def test_a_pod_that_does_not_wait_is_named(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     code, lines = told(world, capsys, "--for", "web-0")
     assert code == 1
-    said = "does not wait for GPUs by its limits; kubectl inspect gpushare why default/web-0 says what it does"
+    said = "is not pending for GPUs that its limits request; kubectl inspect gpushare why default/web-0 shows its state"
     assert lines == [f"default/web-0 {said}"]
     world.script["objects"].pop()
     world.has()
-    assert told(world, capsys) == (0, ["No pod waits that fits nowhere."])
+    assert told(world, capsys) == (0, ["No pending pod lacks room."])
 
 
 def test_without_the_right_to_read_budgets_a_warning_is_printed(
@@ -264,7 +265,7 @@ def test_the_moves_are_made_once_they_are_confirmed(
     ("mover", "stopped"),
     [
         ("no: node node-b is cordoned", "the scheduler extender does not move default/web-0: node node-b is cordoned."),
-        ("node-a", "default/web-0 was evicted, and no replacement is in its place on node-b: web-0-new is on node-a."),
+        ("node-a", "default/web-0 was evicted, but its replacement is not on node-b: web-0-new is on node-a."),
     ],
 )
 def test_it_stops_at_the_first_surprise_and_says_what_stands(
@@ -275,7 +276,7 @@ def test_it_stops_at_the_first_surprise_and_says_what_stands(
     assert code == 1
     assert lines[-2:] == [
         f"Stopped: {stopped}",
-        "0 of 1 move made, 1 not. Run the command again: it plans anew from what there is.",
+        "0 of 1 move made, 1 not. Run the command again to plan from the current state.",
     ]
 
 
@@ -283,8 +284,8 @@ def test_a_wish_that_nobody_answers_is_withdrawn(world: World, capsys: pytest.Ca
     code, lines = told(world, capsys, "--for", "want", "--apply", "--yes")
     assert code == 1
     assert lines[-2] == (
-        "Stopped: no scheduler extender has moved default/web-0 within 0 s, and the wish is withdrawn; it moves pods "
-        "where its rights are given: deploy/optional/capacity.yaml (chart: scheduler.capacity)."
+        "Stopped: no scheduler extender moved default/web-0 within 0 s, so the request is withdrawn; the extender "
+        "can move pods once it has the rights of deploy/optional/capacity.yaml (chart: scheduler.capacity)."
     )
     assert written(world, "web-0").keys().isdisjoint({MOVE_TO, MOVE_REFUSED})
 
@@ -297,7 +298,7 @@ def test_a_wish_is_withdrawn_on_an_interrupt(world: World) -> None:
         os.kill(int((world.home / "proxy").read_text()), signal.SIGKILL)
         raise asyncio.CancelledError
 
-    with pytest.raises(MoveStoppedError, match="you interrupted it, and the wish to move default/web-0 is withdrawn"):
+    with pytest.raises(MoveStoppedError, match="interrupted: the request to move default/web-0 is withdrawn"):
         asyncio.run(_made(world, _moves(world)[0], sleep=interrupt))
     assert written(world, "web-0").keys().isdisjoint({MOVE_TO, MOVE_REFUSED})
 
@@ -357,7 +358,7 @@ def test_a_pod_that_has_gone_meanwhile_is_not_moved(world: World) -> None:
     (move,) = _moves(world)
     world.script["objects"].pop(2)
     world.has()
-    with pytest.raises(MoveStoppedError, match="default/web-0 is not on node-a any more"):
+    with pytest.raises(MoveStoppedError, match="default/web-0 is no longer on node-a"):
         asyncio.run(_made(world, move))
 
 
@@ -366,5 +367,5 @@ def test_without_the_right_to_change_the_pod_it_stops(world: World, capsys: pyte
     code, lines = told(world, capsys, "--for", "want", "--apply", "--yes")
     assert code == 1
     assert lines[-2].startswith(
-        "Stopped: the wish cannot be written: the right to patch pods in the namespace default is missing"
+        "Stopped: the request cannot be written: the right to patch pods in the namespace default is missing"
     )

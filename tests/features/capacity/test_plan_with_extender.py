@@ -135,5 +135,5 @@ async def test_where_no_extender_runs_the_wish_is_withdrawn(monkeypatch: pytest.
     async with two_nodes() as w:
         await w.stop()
         lines, code = await applied(w, monkeypatch, 0.1)
-        assert (code, lines[0].partition(" within")[0]) == (1, "Stopped: no scheduler extender has moved default/web-0")
+        assert (code, lines[0].partition(" within")[0]) == (1, "Stopped: no scheduler extender moved default/web-0")
         assert w.annotations("web-0").keys().isdisjoint({MOVE_TO, MOVE_REFUSED})

@@ -26,7 +26,7 @@ MOVES = tuple(Move(STAYING, "n", f"m{at}", ()) for at in range(3))
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (None, "No moves were found that make room for ns/w."),
+        (None, "No set of moves was found to make room for ns/w."),
         ((), "No move is needed to make room for ns/w."),
         (MOVES[:1], "1 move makes room for ns/w."),
         (MOVES, "3 moves make room for ns/w. There may be a plan with fewer."),

@@ -69,7 +69,7 @@ async def test_a_claim_with_a_limit_borrows_and_returns(tmp_path: Path) -> None:
         here.wish("large", exactly(memory="8Gi"))
         assert here.allocate("large") == ""
         refused = await here.kubelet.start_pod("large")
-        assert "this is tried again" in refused.error
+        assert "this is retried" in refused.error
         await here.node.until(lambda: read_memory_file(told.read_text(encoding="utf-8")).return_mib > 0)
         asked = read_memory_file(told.read_text(encoding="utf-8"))
         assert (asked.limit_mib, asked.most_mib) == (4096, 12288)
@@ -103,4 +103,4 @@ async def test_where_nobody_may_borrow_the_limit_is_the_amount(tmp_path: Path) -
 async def test_a_whole_gpu_refuses_a_limit(tmp_path: Path) -> None:
     async with borrowers(tmp_path / "memory") as here:
         started = await here.run_claim("whole", exactly("whole-gpu"), parameters=TWELVE)
-        assert "has the parameter memoryLimit, and only a part of one GPU may be exceeded" in started.error
+        assert "has the parameter memoryLimit, which works only for shares of a single GPU" in started.error

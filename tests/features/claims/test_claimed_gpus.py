@@ -216,7 +216,7 @@ def test_a_claim_goes_only_to_nodes_that_serve_claims() -> None:
         return None if found is None else found.sentence
 
     assert verdict(serving_view("n1", TWO)) is None
-    assert verdict(serving_view("n1", serving(2))) == "the largest GPU has 2 GiB in all"
+    assert verdict(serving_view("n1", serving(2))) == "the largest GPU has only 2 GiB"
     assert verdict(serving_view("n1", TWO, claim("x", whole(0)), claim("y", part(1, 5 * GIB)))) == (
         "no GPU has 4 GiB free"
     )

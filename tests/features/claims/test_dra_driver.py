@@ -499,7 +499,7 @@ async def test_limits_that_the_administrator_requires_and_that_are_not_there_ref
             assert here.allocate(name) == ""
         here.node.reload(limits="driver", limits_fallback="refuse")
         errors = {name: (await here.kubelet.start_pod(name)).error for name in wishes}
-        assert "GPU 0: memory limits that hold are required here and not there" in errors.pop("part")
+        assert "GPU 0: enforced memory limits are required here and not available" in errors.pop("part")
         assert set(errors.values()) == {""}
 
 
@@ -536,7 +536,7 @@ async def test_access_beside_others_is_given_although_the_gpu_is_full() -> None:
         assert "GPUSHARE_MEMORY_LIMIT_MIB" not in watcher.environ
         await here.end_claim("admin")
         assert len(here.dra.claims.prepared.value) == 1
-        assert "let the request say adminAccess: true" in (await here.run_claim("plain", exactly("monitor"))).error
+        assert "set adminAccess: true on the request" in (await here.run_claim("plain", exactly("monitor"))).error
 
 
 async def test_an_older_api_server_gets_whole_gpus_only_and_says_so() -> None:
@@ -589,7 +589,7 @@ async def test_a_claim_whose_files_cannot_be_written_keeps_its_shares_over_a_res
         assert here.allocate("c1") == ""
         here.kubelet.cdi.rmdir()
         here.kubelet.cdi.write_text("in the way")
-        assert "this is tried again" in (await here.kubelet.start_pod("c1")).error
+        assert "this is retried" in (await here.kubelet.start_pod("c1")).error
         here.kubelet.cdi.unlink()
         second = await here.run_claim("c2", exactly(memory="6Gi"))
         assert second.error == ""

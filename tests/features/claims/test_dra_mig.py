@@ -93,7 +93,8 @@ async def test_a_gpu_that_is_divided_anew_brings_new_devices_and_takes_the_other
         await divide(here, "3g.40gb", "1g.10gb")
         await here.node.until(
             lambda: (
-                here.kubelet.health.get((NODE, goes.lower()), (True, "")) == (False, "the MIG instance exists no more")
+                here.kubelet.health.get((NODE, goes.lower()), (True, ""))
+                == (False, "the MIG instance no longer exists")
             )
         )
         assert here.kubelet.health[NODE, stays.lower()] == (True, "")
@@ -110,7 +111,7 @@ async def test_an_instance_that_went_before_its_claim_was_prepared_is_told_to_th
         here.wish("c1", INSTANCE)
         assert here.allocate("c1") == ""
         await divide(here, "2g.20gb")
-        assert "is not on this node (any more); delete the pod" in (await here.kubelet.start_pod("c1")).error
+        assert "is not on this node; delete the pod" in (await here.kubelet.start_pod("c1")).error
 
 
 async def test_an_agent_that_was_killed_finds_the_claims_of_instances_again_and_gives_them_to_nobody_else() -> None:

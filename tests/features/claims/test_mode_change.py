@@ -35,15 +35,15 @@ def test_a_node_waits_for_those_who_hold_gpus_in_the_other_way(before: ServingMo
     assert found.mode is PLUGIN
     assert found.waits
     assert found.waits == (
-        "this node waits to serve by dra instead of device-plugin: pod a/1, pod b/1 still hold GPUs of it, and new "
-        "pods get none until they have ended"
+        "this node will serve through dra instead of device-plugin later: pod a/1, pod b/1 still hold its GPUs, and "
+        "new pods get none until they have ended"
     )
 
 
 def test_one_holder_and_many_are_told() -> None:
     assert choose_mode(PLUGIN, DRA, {PLUGIN: [], DRA: ["claim a/b"]}).waits == (
-        "this node waits to serve by device-plugin instead of dra: claim a/b still holds GPUs of it, and new pods get "
-        "none until it has ended"
+        "this node will serve through device-plugin instead of dra later: claim a/b still holds its GPUs, and new "
+        "pods get none until it has ended"
     )
     many = choose_mode(PLUGIN, DRA, {PLUGIN: [], DRA: [f"claim a/{n}" for n in range(7)]})
     assert "claim a/0, claim a/1, claim a/2 and 4 more still hold" in many.waits

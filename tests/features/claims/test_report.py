@@ -73,13 +73,13 @@ def test_the_sentences_of_a_claim_that_is_not_allocated() -> None:
     ("request_", "words"),
     [
         (DeviceRequest("r", "gpushare", 3500), "3500 MiB of one GPU"),
-        (DeviceRequest("r", "gpushare"), "the smallest part of one GPU"),
+        (DeviceRequest("r", "gpushare"), "the smallest amount of one GPU"),
         (DeviceRequest("r", "gpushare", 2048, count=2), "2 GiB of each of 2 GPUs"),
         (DeviceRequest("r", "gpushare", 2048, count=0), "2 GiB of every GPU that matches"),
         (DeviceRequest("r", "gpushare-whole"), "one whole GPU"),
         (DeviceRequest("r", "gpushare-whole", count=2), "2 whole GPUs"),
         (DeviceRequest("r", "gpushare-whole", count=0), "every GPU that matches"),
-        (DeviceRequest("r", "gpushare", admin=True), "access beside those who have a GPU (admin)"),
+        (DeviceRequest("r", "gpushare", admin=True), "admin access to GPUs that others hold"),
         (
             DeviceRequest("r", "nic"),
             (

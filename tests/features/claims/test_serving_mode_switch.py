@@ -84,10 +84,10 @@ async def test_a_node_waits_for_the_pods_of_the_plugin_and_gives_nothing_meanwhi
         assert not here.slices()
         agent = here.node.agent
         assert agent is not None
-        waits = "this node waits to serve by dra instead of device-plugin: pod default/p1 still holds GPUs of it"
+        waits = "this node will serve through dra instead of device-plugin later: pod default/p1 still holds its GPUs"
         await here.node.until(lambda: agent.server.serving.value.waits.startswith(waits))
         await here.node.until(lambda: bool(here.events("ServingWaits")))
-        await here.node.until(lambda: "waits to serve" in here.said_of_node()["gpus"][0].get("reason", ""))
+        await here.node.until(lambda: "will serve" in here.said_of_node()["gpus"][0].get("reason", ""))
         ended(here, made)
         await here.serves()
         assert len(here.devices()) == 4

@@ -12,7 +12,7 @@ from tests.resources import COUNT, MEM
 from tests.views import node_view
 
 BOTH = (MEM, COUNT)
-INSTEAD = "aliyun.com/gpu-mem: N for N units of the memory of one GPU or aliyun.com/gpu-count: 1 for a whole GPU"
+INSTEAD = "aliyun.com/gpu-mem: N for N shares of one GPU or aliyun.com/gpu-count: 1 for a whole GPU"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_who_asks_for_nvidias_gpus_is_told_of_instances_where_nodes_offer_them()
 
 def test_only_what_is_offered_is_proposed() -> None:
     (finding,) = asks_for_others(["nvidia.com/gpu"], [MEM])
-    assert str(finding.parameters["instead"]) == "aliyun.com/gpu-mem: N for N units of the memory of one GPU"
+    assert str(finding.parameters["instead"]) == "aliyun.com/gpu-mem: N for N shares of one GPU"
 
 
 def asking(amount: int, gpus: int = 1, kind: Kind = Kind.MEMORY) -> GpuRequest:
@@ -169,7 +169,7 @@ def test_where_no_node_may_be_read_the_usual_unit_is_meant() -> None:
     assert list(asks_in_mib(asking(141), BOTH, None)) == []
     (finding,) = asks_in_mib(asking(8000), [COUNT, MEM], None)
     assert str(finding) == (
-        "It asks for 8000 units, which are 1 GiB each unless configured otherwise: no GPU has as much. If 8000 MiB are "
+        "It requests 8000 shares of 1 GiB each unless configured otherwise: no GPU has that much. If 8000 MiB are "
         "meant, write aliyun.com/gpu-mem: 8."
     )
 

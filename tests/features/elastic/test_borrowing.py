@@ -144,9 +144,9 @@ async def test_a_newcomer_waits_until_the_borrower_has_returned_its_memory() -> 
         assert its.file(made).return_mib == 0
         ((about, note),) = its.told("GPUMemoryAsked")
         assert about == "nb"
-        assert note.startswith("container main borrows 8,192 MiB of GPU 0 beyond its guarantee, and ")
+        assert note.startswith("container main borrows 8,192 MiB of GPU 0 beyond its guarantee, of which ")
         # Whose it is may not be known yet where the agent reads the use before the kubelet asks for the start.
-        why = r"; in [2-5] min it may be evicted"
+        why = r"; it may be evicted in [2-5] min"
         assert re.search(f"are needed( for default/new)?{why}$", note)
         page = await its.it.metrics()
         assert 'gpushare_memory_returns_total{outcome="asked"} 1.0' in page
@@ -168,7 +168,7 @@ async def test_where_nobody_evicts_a_borrower_it_is_reported_and_makes_nobody_wa
         assert (asked.limit_mib, asked.return_by) == (4096, "")
         ((about, note),) = its.told("GPUMemoryAsked")
         assert about == "nb"
-        assert note.endswith("; nothing evicts it, since the setting borrowers is report")
+        assert note.endswith("; it is not evicted, because the setting borrowers is report")
         assert its.told("GPUMemoryWaits") == []
 
 
@@ -191,7 +191,7 @@ async def test_a_borrower_that_refuses_is_reported_and_the_newcomer_is_told_why_
         why = str(new.container("main").waiting)
         assert "waits for" in why
         assert "that default/nb borrows of GPU 0, asked to return" in why
-        assert re.search("; in [2-5] min it may be evicted$", why)
+        assert re.search("; it may be evicted in [2-5] min$", why)
         assert (await its.it.node.kubelet.restart_container(new, "main")).phase == "Pending"
         ((about, note),) = its.told("GPUMemoryWaits")  # once, although the kubelet has tried twice
         assert about == "new"

@@ -77,7 +77,7 @@ async def test_a_guarantee_grows_and_shrinks_while_the_container_runs() -> None:
         await there.node.healthy_is(MEM, 14)
         notes = [event["note"] for event in there.events("GPUMemoryResized")]
         await there.node.until(lambda: len(there.events("GPUMemoryResized")) == 3)
-        assert notes[0] == "container main is guaranteed 6 GiB of GPU 0 from now on, and had 4 GiB."
+        assert notes[0] == "container main is now guaranteed 6 GiB of GPU 0; it was guaranteed 4 GiB."
 
 
 async def test_what_was_guaranteed_ends_with_the_pod() -> None:
@@ -114,7 +114,7 @@ async def test_room_that_a_pod_gets_while_a_guarantee_is_being_saved_is_not_guar
         b = await there.run(pod("b", mem=8))
         assert b.phase == "Running"
         goes_on.set()
-        why = "GPU 0 has 2 GiB left that is promised to nobody, and 6 GiB more are asked for"
+        why = "GPU 0 has 2 GiB left that is not assigned to anyone, and the request needs 6 GiB more"
         await there.node.until(lambda: held(there, "a").why == why)
         assert there.node.agent is not None
         assert there.node.agent.state.node.ledger.reservations == {}
@@ -127,12 +127,12 @@ async def test_a_wish_without_room_is_refused_until_there_is_room() -> None:
         await there.run(pod("a", mem=4))
         b = await there.run(pod("b", mem=9))
         wish(there, "a", "6")
-        why = "GPU 0 has 1 GiB left that is promised to nobody, and 2 GiB more are asked for"
+        why = "GPU 0 has 1 GiB left that is not assigned to anyone, and the request needs 2 GiB more"
         await there.node.until(lambda: held(there, "a").why == why)
         assert held(there, "a").guarantees == {}
         await there.node.until(lambda: len(there.events("GPUMemoryNotResized")) == 1)
         (event,) = there.events("GPUMemoryNotResized")
-        assert event["note"] == f"The guarantee of GPU memory stays as it is: {why}."
+        assert event["note"] == f"The guarantee of GPU memory is unchanged: {why}."
         await there.node.kubelet.delete(b)
         there.api.delete("pods", "b")
         await holds(there, "a", 6, "6")
@@ -158,7 +158,9 @@ async def test_the_label_of_the_namespace_bounds_what_its_pods_get_on_the_node()
         there.api.patch("namespaces", "default", {"metadata": {"labels": {RESIZE_BOUND: "3"}}}, namespace="")
         await holds(there, "a", 3, "3")
         wish(there, "b", "3")
-        why = f"the pods of namespace default may have 3 units beyond their requests (label {RESIZE_BOUND}), and have 2"
+        why = (
+            f"the pods of namespace default may have 3 shares beyond their requests (label {RESIZE_BOUND}), and have 2"
+        )
         await there.node.until(lambda: held(there, "b").why == why)
 
 
@@ -178,7 +180,7 @@ async def test_what_the_owner_of_a_pod_writes_in_the_name_of_others_is_corrected
         there.api.patch("pods", "a", {"metadata": {"annotations": {MEMORY_HELD: forged, MEMORY_PROMISED: forged}}})
         await there.node.until(lambda: MEMORY_HELD not in there.annotations("a"))
         wish(there, "a", "12", promised=12)
-        await there.node.until(lambda: "may have 0 units beyond their requests" in held(there, "a").why)
+        await there.node.until(lambda: "may have 0 shares beyond their requests" in held(there, "a").why)
         assert held(there, "a").guarantees == {}
         assert there.node.healthy(MEM) == 14
 

@@ -76,7 +76,7 @@ def test_a_wish_holds_or_there_is_a_reason(wishes: dict[str, str], held: int, wh
             {"limit": "{", "guarantee": "4"},
             None,
             [
-                "The annotation gpu-device-plugin/memory-limit is not JSON; it counts as none.",
+                "The annotation gpu-device-plugin/memory-limit is not JSON; it is ignored.",
                 "Container 'main' is guaranteed 4 GiB, its request.",
             ],
         ),
@@ -84,13 +84,13 @@ def test_a_wish_holds_or_there_is_a_reason(wishes: dict[str, str], held: int, wh
         (
             {"guarantee": "6", "promised": answer(why="no room")},
             None,
-            ["Container 'main' is guaranteed 4 GiB; it is to have 6 GiB: the scheduler extender says: no room."],
+            ["Container 'main' is guaranteed 4 GiB and requests 6 GiB: the scheduler extender says: no room."],
         ),
         (
             {"guarantee": "2"},
             None,
             [
-                "Container 'main' stays guaranteed its request, 4 GiB: the kubelet takes nothing back while it runs.",
+                "Container 'main' remains guaranteed its request, 4 GiB: the kubelet takes nothing back while it runs.",
                 "Its limit is 2 GiB, less than its guarantee.",
             ],
         ),
@@ -99,7 +99,7 @@ def test_a_wish_holds_or_there_is_a_reason(wishes: dict[str, str], held: int, wh
             Enforcement.ADVISORY,
             [
                 "Container 'main' is guaranteed 4 GiB, its request.",
-                f"{BORROWS}; nothing enforces it: the program has to follow /run/gpushare/memory.json.",
+                f"{BORROWS}; nothing enforces it; the program has to follow /run/gpushare/memory.json.",
             ],
         ),
     ],
@@ -113,7 +113,7 @@ def test_the_owner_is_told_what_holds(wishes: dict[str, str], enforcement: Enfor
 def test_what_kept_the_container_at_its_start_counts() -> None:
     view = node_view("a", (15,), report=report(part("web", enforcement=Enforcement.MPS), part("other")))
     facts = list(map(str, resizes(pod(limit="12"), RESOURCES, view)))
-    assert facts[1].endswith("; MPS keeps the limit with which the pod was made.")
+    assert facts[1].endswith("; MPS keeps the limit that the pod was created with.")
     assert "or the node's setting borrowers is off" in facts[2], "the report says that it may use no more"
     assert str(list(resizes(pod(limit="12"), RESOURCES, node_view("a", (15,))))[1]).endswith("do not need.")
 
@@ -127,7 +127,7 @@ def test_who_may_not_borrow_at_the_last_report_is_told_so() -> None:
 
 def test_a_wish_on_a_pod_without_shares_changes_nothing() -> None:
     (fact,) = resizes(replace(pod(limit="8"), containers=(MIG,)), RESOURCES, None)
-    assert str(fact).startswith("Its annotations for the size of its memory change nothing: ")
+    assert str(fact).startswith("Its memory annotations have no effect: ")
 
 
 def test_shares_of_an_instance_neither_grow_nor_borrow() -> None:
@@ -140,8 +140,8 @@ def test_shares_of_an_instance_neither_grow_nor_borrow() -> None:
 
 def test_without_its_node_amounts_are_units() -> None:
     assert [str(each) for each in resizes(pod(guarantee="6", limit="8"), RESOURCES, None)] == [
-        "Container 'main' is guaranteed 4 units; it is to have 6 units: the agent of its node has not answered yet.",
-        "Its limit is 8 units, of which it borrows what others do not need.",
+        "Container 'main' is guaranteed 4 shares and requests 6 shares: the agent of its node has not answered yet.",
+        "Its limit is 8 shares, of which it borrows what others do not need.",
     ]
 
 
@@ -152,7 +152,7 @@ def test_why_tells_it_of_a_pod_on_its_node() -> None:
 
 INIT = Container("prepare", ContainerKind.INIT, 0, {MEM: 4})
 LATER, SEVERAL = "change its requests, or wait", "several of its containers have shares; name one with"
-MIG, FIXED = replace(MAIN, limits={"nvidia.com/mig-1g.10gb": 1}), "Kubernetes changes no allocation of a claim"
+MIG, FIXED = replace(MAIN, limits={"nvidia.com/mig-1g.10gb": 1}), "whose allocation Kubernetes never changes"
 SPLIT = {ALLOCATION: '{"0": {"0": 2, "1": 2}}'}
 
 
@@ -163,17 +163,17 @@ SPLIT = {ALLOCATION: '{"0": {"0": 2, "1": 2}}'}
         ({}, "main", False, ""),
         ({"phase": "Failed"}, "", False, "it has ended"),
         ({"deleting": True}, "", False, "it is being deleted"),
-        ({"running": False, "phase": "Pending"}, "", False, f"it does not run yet (Pending); {LATER}"),
+        ({"running": False, "phase": "Pending"}, "", False, f"it is not running yet (Pending); {LATER}"),
         ({"containers": (MAIN, replace(MAIN, name="b"))}, "", False, f"{SEVERAL} -c: b, main"),
         ({}, "other", False, "it has no container 'other' with GPUs; there is main"),
         ({"containers": ()}, "main", False, "it has no container 'main' with GPUs; there is none"),
         ({"containers": (INIT, MAIN)}, "", False, ""),
         ({"containers": (INIT, MAIN)}, "prepare", False, "init containers cannot be resized"),
         ({"annotations": {}}, "", False, "its annotations name no GPU"),
-        ({"annotations": SPLIT}, "", False, "it has equal parts of several GPUs, which cannot be resized"),
+        ({"annotations": SPLIT}, "", False, "it has shares of several GPUs, which cannot be resized"),
         ({"containers": (replace(MAIN, limits={COUNT: 1}),)}, "", False, "it has whole GPUs, which cannot be resized"),
         ({"containers": (MIG,)}, "", False, "it has whole MIG instances, which cannot be resized"),
-        ({"containers": (replace(MAIN, limits={}),)}, "", True, f"it has its GPUs by ResourceClaims, and {FIXED}"),
+        ({"containers": (replace(MAIN, limits={}),)}, "", True, f"it has its GPUs through ResourceClaims, {FIXED}"),
         ({"containers": (replace(MAIN, limits={}),)}, "", False, f"it asks for no {MEM}"),
     ],
 )  # fmt: skip

@@ -25,7 +25,7 @@ from tests.resources import RESOURCES
 RUNNING: dict[str, Any] = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
 
 
-UNITS, LATER = "an amount is a whole number of units of gpu-mem, from 1 on", "change its requests, or wait"
+UNITS, LATER = "an amount is a whole number of shares (gpu-mem), at least 1", "change its requests, or wait"
 
 
 def answer(wish: str, main: int = 0, why: str = "") -> str:
@@ -68,7 +68,7 @@ def test_a_guarantee_grows_once_both_have_answered(world: World, capsys: pytest.
     assert (code, lines[0]) == (0, "default/web: Container 'main' is guaranteed 6 GiB.")
     assert lines[1] == "Its limit is 12 GiB, of which it borrows what others do not need."
     assert lines[2] == (
-        "The container gets no /run/gpushare/memory.json, unlike one whose pod is made with these annotations."
+        "The container has no /run/gpushare/memory.json; only pods created with these annotations get it."
     )
     assert annotations_of(world) | {MEMORY_GUARANTEE: "6", MEMORY_LIMIT: "12"} == annotations_of(world)
 
@@ -113,7 +113,7 @@ def test_a_bound_that_is_newer_than_the_answer_is_no_reason_to_ask_an_administra
     code, lines = told(world, capsys, "web", "6")
     assert (code, lines[-1]) == (
         1,
-        f"The namespace has the label now, {RESIZE_BOUND}=8: the wish stays, and is tried again within a minute.",
+        f"The namespace has the label now, {RESIZE_BOUND}=8: the request remains, and is retried within a minute.",
     )
     used_up = Allowance("default", 8, 7).refusal(2)
     world.has(answers={MEMORY_PROMISED: answer("6", why=used_up)})
@@ -137,7 +137,7 @@ def test_a_pod_of_a_controller_is_replaced_by_one_of_its_template(
     world.has(made, answers={MEMORY_HELD: answer("6", 6)})
     code, lines = told(world, capsys, "one", "6")
     assert code == 0
-    assert "It lasts as long as this pod: other pods of ReplicaSet web-5d8 have what their template says." in lines
+    assert "This lasts as long as the pod: other pods of ReplicaSet web-5d8 get what their template says." in lines
 
 
 async def test_without_an_answer_the_wish_stays(world: World) -> None:
@@ -148,7 +148,7 @@ async def test_without_an_answer_the_wish_stays(world: World) -> None:
     assert isinstance(lines[0], str)
     assert isinstance(lines[-1], str)
     assert "the agent of its node has not answered yet" in lines[0]
-    assert lines[-1].startswith("There is no answer yet; the wish stays. See whether the agent runs on node-a")
+    assert lines[-1].startswith("No answer yet; the request remains. Check that the agent runs on node-a")
     assert annotations_of(world) == {MEMORY_GUARANTEE: "6"}
 
 
@@ -194,10 +194,10 @@ def test_a_cleared_wish_is_gone(world: World, capsys: pytest.CaptureFixture[str]
         (("web", "6", "--limit=5"), 2, "--limit: 5 is less than the guarantee of 6; choose more"),
         (("a", "6", "--clear"), 2, "--clear: it returns to the request; leave out AMOUNT and --limit, or leave it out"),
         ((), 2, "the following arguments are required: POD [AMOUNT]; see kubectl inspect gpushare resize --help"),
-        (("web", "16"), 1, "default/web cannot be resized: 16 is more than its GPU has: 15 units"),
+        (("web", "16"), 1, "default/web cannot be resized: 16 is more than its GPU has: 15 shares"),
         (("web", "6", "-cm"), 1, "default/web cannot be resized: it has no container 'm' with GPUs; there is main"),
         (("whole", "6"), 1, "default/whole cannot be resized: it has whole GPUs, which cannot be resized"),
-        (("later", "6"), 1, f"default/later cannot be resized: it does not run yet (Pending); {LATER}"),
+        (("later", "6"), 1, f"default/later cannot be resized: it is not running yet (Pending); {LATER}"),
         (("done",), 1, "default/done cannot be resized: it has ended"),
     ],
 )  # fmt: skip
@@ -224,7 +224,7 @@ def test_a_pod_that_is_not_there_and_a_right_that_is_missing(world: World, capfd
         f"; an administrator sets it: kubectl label namespace default --overwrite {RESIZE_BOUND}=2"
         in capfd.readouterr().err
     )
-    assert "the right to patch pods in the namespace default is missing; an administrator gives it" in said
+    assert "the right to patch pods in the namespace default is missing; an administrator grants it" in said
     assert "kubectl -n default create rolebinding" in said
 
 
@@ -235,7 +235,7 @@ def test_shares_of_an_instance_stay_and_an_unreadable_node_is_no_obstacle(
     world.has(node("node-m", gpu(0, mig=mig)), pod("inst", 4, on="node-m", idx=0, **RUNNING))
     assert told(world, capsys, "inst", "5") == (
         1,
-        ["default/inst cannot be resized: it has shares of a MIG instance, which neither grow nor borrow"],
+        ["default/inst cannot be resized: it has shares of a MIG instance, which can neither grow nor borrow"],
     )
     world.has(answers={MEMORY_HELD: answer("6", 6)}, forbidden=[["get", "nodes", ""]])
-    assert told(world, capsys, "web", "6")[1][0] == "default/web: Container 'main' is guaranteed 6 units."
+    assert told(world, capsys, "web", "6")[1][0] == "default/web: Container 'main' is guaranteed 6 shares."

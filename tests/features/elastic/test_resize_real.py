@@ -46,7 +46,7 @@ async def test_a_pod_is_resized_over_a_real_api_server(
         body["spec"]["nodeName"] = "a"
         body["metadata"]["annotations"] = {ALLOCATION: '{"0": {"0": 4}}'}
         await client.create(PODS, body, namespace="default")
-        assert "does not run yet (Pending)" in (await resize("web", "6", flag))[1]
+        assert "is not running yet (Pending)" in (await resize("web", "6", flag))[1]
         name = body["spec"]["containers"][0]["name"]
         running = {"containerStatuses": [{"name": name, "image": "", "imageID": "", "ready": True, "restartCount": 0,
                                           "state": {"running": {}}}], "phase": "Running"}  # fmt: skip
@@ -56,7 +56,7 @@ async def test_a_pod_is_resized_over_a_real_api_server(
         held = {MEMORY_HELD: write_answer(Answer({name: 6}, "6"))}
         await client.patch(PODS, "web", {"metadata": {"annotations": held}}, namespace="default")
         code, said = await asked
-        assert (code, said.splitlines()[0]) == (0, f"default/web: Container '{name}' is guaranteed 6 units.")
+        assert (code, said.splitlines()[0]) == (0, f"default/web: Container '{name}' is guaranteed 6 shares.")
         refused = {MEMORY_HELD: write_answer(Answer({name: 6}, "8", f"namespace default has no label {RESIZE_BOUND}"))}
         asked = asyncio.create_task(resize("web", "8", flag))
         await wished(client, "8")

@@ -105,7 +105,7 @@ async def test_a_wish_is_refused_without_room_and_granted_when_there_is_some() -
     async with cluster() as w:
         await placed(w, "q", 7)
         wish(w, "p", 6)
-        assert "has 1 GiB that is promised to nobody" in (await answered(w, "p"))["why"]
+        assert "has 1 GiB that is not assigned to anyone" in (await answered(w, "p"))["why"]
         w.end("q")
         await w.until(lambda: promised(w, "p") == 6)
         await w.until(lambda: w.only.free("a") == [6])
@@ -120,7 +120,7 @@ async def test_what_an_owner_writes_as_held_takes_nothing_from_others() -> None:
         await placed(w, "q", 7)
         wish(w, "p", 12)
         hold(w, "p", 12)
-        assert "has 1 GiB that is promised to nobody" in (await answered(w, "p"))["why"]
+        assert "has 1 GiB that is not assigned to anyone" in (await answered(w, "p"))["why"]
         assert promised(w, "p") is None
 
 
@@ -134,7 +134,7 @@ async def test_what_is_promised_is_promised_to_nobody_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bound", "why"), [(None, NO_LABEL), ("1", "namespace default may have 1 unit beyond their requests")]
+    ("bound", "why"), [(None, NO_LABEL), ("1", "namespace default may have 1 share beyond their requests")]
 )
 async def test_the_namespace_has_to_allow_it(bound: str | None, why: str) -> None:
     async with cluster(bound=bound) as w:
@@ -271,7 +271,7 @@ async def test_without_the_right_to_patch_pods_nothing_else_suffers_and_the_log_
         await w.start()
         await placed(w, "p")
         wish(w, "p", 6)
-        await w.until(lambda: any("the promise could not be written" in line for line in w.logs))
+        await w.until(lambda: any("the assignment could not be written" in line for line in w.logs))
         await w.seen()
         assert w.only.free("a") == [8]
         await placed(w, "q", 8)

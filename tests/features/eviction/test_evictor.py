@@ -134,7 +134,7 @@ async def test_a_pod_that_does_not_end_in_time_keeps_its_gpu_busy_no_longer(
         it.now = until_s
         assert it.evictor.next_victims(candidates) == {"v": (ANOTHER, GPUS)}
         assert it.evictor.going == {}
-        assert "pod default/big should have ended, and still uses its GPU" in caplog.text
+        assert "pod default/big should have ended but still uses its GPU" in caplog.text
 
 
 async def test_a_pod_that_its_owner_deletes_keeps_its_gpu_busy_no_longer_either() -> None:
@@ -166,7 +166,7 @@ async def test_a_pod_that_is_gone_is_nobodys_business() -> None:
             (
                 "big",
                 "GPUEvictionBlocked",
-                f"should be evicted: it uses too much; {BLOCKED.why}, so this is tried again",
+                f"should be evicted: it uses too much; {BLOCKED.why}, so this is retried",
             ),
         ),
         (

@@ -52,7 +52,7 @@ async def test_devices_that_the_kubelet_has_forgotten_are_told_with_the_pods_tha
     ((reason, note, _, warning),) = api.events
     assert (reason, warning) == ("DevicesForgotten", True)
     assert note.startswith(
-        "The kubelet has lost its record of 4 devices of default/a, default/e: before it started its checkpoint was "
-        "deleted or damaged, or those pods were deleted by force"
+        "The kubelet has lost its record of 4 devices of default/a, default/e: its checkpoint was "
+        "deleted or damaged before it started, or those pods were force-deleted"
     )
     assert [record.levelname for record in caplog.records] == ["ERROR"]

@@ -92,6 +92,7 @@ def test_on_a_node_of_which_nothing_is_remembered_nothing_was_lost() -> None:
 def test_a_sentence_names_three_pods_and_counts_the_others() -> None:
     ours = [given(uid, f"G::{uid}", f"G::{uid}2") for uid in "abcde"]
     assert lost_sentence(ours, {"a": "default/a", "e": "default/e"}).startswith(
-        "the kubelet has lost its record of 10 devices of default/a, default/e, the pod with UID b and 2 more: before "
+        "the kubelet has lost its record of 10 devices of default/a, default/e, the pod with UID b and 2 more: "
+        "its checkpoint was deleted or damaged before it started, "
     )
-    assert " devices of default/a: before " in lost_sentence(ours[:1], {"a": "default/a"})
+    assert " devices of default/a: its checkpoint " in lost_sentence(ours[:1], {"a": "default/a"})

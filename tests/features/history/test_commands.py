@@ -66,9 +66,7 @@ async def test_a_namespace_is_drawn_where_it_has_containers(
     assert [line.strip() for line in lines if line.endswith("/main")] == ["ml/train-0/main"]
     assert (code, capsys.readouterr().err) == (OK, "")
     assert await run(world, "top", "--history", "-n", "nobody") == ([], OK)
-    assert capsys.readouterr().err == (
-        "No pod of nobody has had a GPU within the last hour, as far as nodes remember.\n"
-    )
+    assert capsys.readouterr().err == ("No node remembers a pod of nobody with a GPU within the last hour.\n")
 
 
 async def test_labels_choose_nodes(world: Remembering) -> None:

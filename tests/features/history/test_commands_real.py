@@ -58,7 +58,7 @@ async def test_agents_are_read_through_a_real_api_server(
         assert "history/" in agent.asked, "the slash at the end passes the proxy"
         assert "ml/train-0/main" in (await inspect("top", "--history", "-n", "ml"))[1]
         code, told = await inspect("top", "--history", "-n", "nobody", "t4-1")
-        assert (code, told.startswith("No pod of nobody has had a GPU")) == (0, True), told
+        assert (code, told.startswith("No node remembers a pod of nobody")) == (0, True), told
         assert summary().name in (await inspect("incident", "t4-1"))[1]
         assert "GPU 0  pid 4711  default/web-0/main" in (await inspect("incident", summary().name))[1]
 

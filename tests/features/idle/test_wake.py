@@ -52,9 +52,9 @@ def test_what_sleeps_is_listed_with_the_commands_that_wake_it(world: World, caps
     assert told(world, capsys) == (
         0,
         [
-            f"default/deployment/web sleeps, and had 3 replicas: {wake} deployment/web -n default",
-            f"default/statefulset/db sleeps, and had 1 replica: {wake} statefulset/db -n default",
-            f"default/notebook/lab sleeps, and had 1 replica: {wake} notebook/lab -n default",
+            f"default/deployment/web is asleep, and had 3 replicas: {wake} deployment/web -n default",
+            f"default/statefulset/db is asleep, and had 1 replica: {wake} statefulset/db -n default",
+            f"default/notebook/lab is asleep, and had 1 replica: {wake} notebook/lab -n default",
         ],
     )
     assert told(world, capsys, "-n", "other") == (0, ["Nothing in namespace other was scaled to zero as idle."])
@@ -80,7 +80,7 @@ def test_a_kind_that_must_not_be_listed_is_told(world: World, capsys: pytest.Cap
 def test_a_deployment_has_its_replicas_back(
     world: World, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
-    assert told(world, capsys, *words) == (0, ["default/deployment/web is woken: it has 3 replicas again."])
+    assert told(world, capsys, *words) == (0, ["default/deployment/web is awake: it has 3 replicas again."])
     assert now(world, "web") == (3, {})
     patches = [path for method, path in world.calls if method == "PATCH"]
     assert [path.endswith("/scale") for path in patches] == [True, False], "the number is forgotten last"
@@ -89,9 +89,9 @@ def test_a_deployment_has_its_replicas_back(
 def test_a_stateful_set_and_a_notebook_are_woken_in_their_ways(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert told(world, capsys, "sts/db") == (0, ["default/statefulset/db is woken: it has 1 replica again."])
+    assert told(world, capsys, "sts/db") == (0, ["default/statefulset/db is awake: it has 1 replica again."])
     assert now(world, "db") == (1, {})
-    assert told(world, capsys, "notebook", "lab") == (0, ["default/notebook/lab is woken: it has 1 replica again."])
+    assert told(world, capsys, "notebook", "lab") == (0, ["default/notebook/lab is awake: it has 1 replica again."])
     assert now(world, "lab") == (None, {})
 
 

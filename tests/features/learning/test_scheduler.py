@@ -240,7 +240,7 @@ async def test_fit_is_binpack_while_too_few_of_the_pods_run_that_came_and_says_s
     assert not learner.in_force
     (warned,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert warned.message.startswith(
-        "the policy fit is binpack until it learns again: too few of the pods that came run"
+        "the policy fit acts as binpack until it learns again: too few of the pods that came run"
     )
     assert vars(warned)["running"] == pytest.approx(0.001)
 
@@ -270,9 +270,9 @@ async def test_fit_is_binpack_where_that_gives_out_more_and_says_so(caplog: pyte
         await learner.learn()
     assert [*in_force, learner.in_force] == [False, True]
     assert [record.message for record in caplog.records] == [
-        "learned what room is worth",
-        "the policy fit is binpack until it learns again: binpack gave out more GPUs to the pods that come",
-        "the policy fit goes by what it has learned again",
+        "learned the prices of room",
+        "the policy fit acts as binpack until it learns again: binpack allocated more GPUs to the pods that come",
+        "the policy fit uses the prices that it learned again",
     ]
 
 

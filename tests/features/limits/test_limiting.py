@@ -52,7 +52,7 @@ async def test_a_wanted_means_that_is_missing_refuses_shares_and_tells_why(caplo
         made = await there.run(pod("a", mem=3))
         why = f"the setting limits=driver asks for driver: {NONE}"
         assert made.phase == "Failed"
-        assert f": memory limits that hold are required here and not there: {why}" in made.message
+        assert f": enforced memory limits are required here and not available: {why}" in made.message
         assert (await there.run(pod("b", count=1))).phase == "Running"
         await there.node.until(lambda: bool(there.events("GPULimitsUnavailable")))
         (event,) = there.events("GPULimitsUnavailable")

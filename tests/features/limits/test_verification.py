@@ -156,7 +156,7 @@ async def test_a_limit_is_held_differs_or_is_missing(tmp_path: Path) -> None:
             (third, "GPULimitNotHeld", "Verify"),
         ]
         assert there.events[0][2].startswith("The memory limit of container main does not hold: on GPU 0 the driver")
-        assert "8192 MiB on this GPU, and it was granted 4096 MiB" in there.events[0][2]
+        assert "driver limit 8192 MiB, granted 4096 MiB" in there.events[0][2]
 
 
 async def test_every_restart_is_verified_and_told_once(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ def test_containers_with_instances_that_exist_no_more_are_found() -> None:
     known, former = stranded(held, there, shares, {"uid-b": pod})
     assert (known.pod, known.uuid) == (pod, "MIG-0-1")
     assert known.sentence == (
-        "container main was given GPU 1 (MIG 1g.10gb) (MIG-0-1), a MIG instance that exists no more: delete the pod, "
-        "so that it gets another"
+        "container main was allocated GPU 1 (MIG 1g.10gb) (MIG-0-1), a MIG instance that no longer exists; delete "
+        "the pod so that it gets another"
     )
     assert [(known.pod_uid, known.container), (former.pod_uid, former.container)] == [
         ("uid-b", "main"),

@@ -51,7 +51,7 @@ def test_nodes_are_told_with_the_pods_that_have_their_instances_the_freest_first
     part = mig_view("b", with_instances("y", 0), with_instances("z", asks=1), whole=4, ill={3: "XID 94"})
     assert list(map(str, instance_facts({WHOLE: 2}, [full, part, node_view("c", (15,))], {}))) == [
         f"2 nodes offer {WHOLE}, and none has enough free.",
-        "  b: 2/4 in use, 0:3 out of service (XID 94): default/y (0:0), default/z (not known which)",
+        "  b: 2/4 in use, 0:3 unhealthy (XID 94): default/y (0:0), default/z (not known which)",
         "  a: 2/2 in use: default/x (0:0, 0:1)",
     ]
     assert str(next(instance_facts({WHOLE: 1}, [part], {}))) == f"1 node offers {WHOLE}, and 1 has 1 free one."
@@ -79,7 +79,7 @@ def test_nodes_are_told_with_the_pods_that_have_their_instances_the_freest_first
             [
                 "instances nodes=2 free=0",
                 (
-                    "a: 0/2 in use; it gives them to ResourceClaims (DRA), or by a DeviceClass with this "
+                    "a: 0/2 in use; it allocates them to ResourceClaims (DRA), or through a DeviceClass with this "
                     "extendedResourceName"
                 ),
                 f"b: 0/1 in use; {AWAY}",
@@ -161,7 +161,7 @@ def test_a_profile_that_no_node_offers_is_told_with_those_that_are_offered_and_h
         (
             "one",
             mig_view("a", with_instances("one", 0), whole=1, ill={0: "XID 94"}),
-            [f"{HAS} ill=, which is out of service: XID 94"],
+            [f"{HAS} ill=, which is unhealthy: XID 94"],
         ),
     ],
 )

@@ -124,9 +124,9 @@ async def test_it_is_told_once_and_marked_until_it_is_over() -> None:
             its.read({"big": 6120, "small": 100})
             await its.taken()
         await its.it.node.until(lambda: bool(its.told("GPUMemoryExceeded") and its.marked()))
-        note = "container main uses 6,120 MiB of GPU 0, was given 4,096 MiB, for 61 s; this is only reported"
+        note = "container main uses 6,120 MiB of GPU 0, was granted 4,096 MiB, for 61 s; this is only reported"
         assert its.told("GPUMemoryExceeded") == [("big", f"{note} (setting over_use)")]
-        assert its.marked().startswith("container main uses 6,120 MiB of GPU 0, was given 4,096 MiB, since 20")
+        assert its.marked().startswith("container main uses 6,120 MiB of GPU 0, was granted 4,096 MiB, since 20")
         assert "gpushare_containers_over 1.0" in await its.it.metrics()
         assert not its.going()
         its.read({"big": 4000, "small": 100})
@@ -147,7 +147,7 @@ async def test_a_trespasser_is_told_by_that_name() -> None:
             await its.it.node.until(lambda at=at: agent.features.of(OverUse)._watch.at == at)  # type: ignore[misc]
         await its.it.node.until(lambda: bool(its.told("GPUTrespass")))
         (told,) = its.told("GPUTrespass")
-        assert told[1].startswith("container main uses 900 MiB of GPU 1, was not given that GPU, for 61 s")
+        assert told[1].startswith("container main uses 900 MiB of GPU 1, was not assigned that GPU, for 61 s")
 
 
 async def test_it_is_evicted_where_the_settings_say_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -158,7 +158,7 @@ async def test_it_is_evicted_where_the_settings_say_so(caplog: pytest.LogCapture
         await its.it.node.until(lambda: bool(its.told("GPUMemoryEvicted")))
         ((name, note),) = its.told("GPUMemoryEvicted")
         why, incident = note.split(" (incident ")
-        assert (name, why) == ("big", "evicted: container main uses 6,120 MiB of GPU 0, was given 4,096 MiB")
+        assert (name, why) == ("big", "evicted: container main uses 6,120 MiB of GPU 0, was granted 4,096 MiB")
         assert incident.endswith("-over-use-eviction-gpu0)")
         for _ in range(3):  # while it ends, it still exceeds
             its.read({"big": 6120, "small": 9000})
@@ -296,7 +296,7 @@ async def test_beside_another_plugin_an_over_use_is_told_and_nobody_is_evicted()
             await its.exceed()
             await its.it.node.until(lambda: bool(its.told("GPUMemoryExceeded")))
             ((_, note),) = its.told("GPUMemoryExceeded")
-            assert note.endswith("nobody is evicted while another plugin hands out GPUs of this node")
+            assert note.endswith("no pod is evicted while another plugin hands out GPUs of this node")
             assert its.it.api.count("create", "pods/eviction") == 0
         agent.features.of(ConflictingPlugins).look_s = 0.0
         its.read({"big": 6120, "small": 0})
@@ -312,7 +312,7 @@ async def test_settings_that_change_take_effect_with_the_next_reading() -> None:
         await its.it.node.until(its.going)
         await its.it.node.until(lambda: len(its.told("GPUMemoryExceeded")) == 2)
         outlooks = {note.rpartition("; ")[2] for _, note in its.told("GPUMemoryExceeded")}
-        assert outlooks == {"this is only reported (setting over_use)", "the pod is evicted, one of its GPU at a time"}
+        assert outlooks == {"this is only reported (setting over_use)", "the pod is evicted; one pod per GPU at a time"}
 
 
 async def test_without_the_api_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:

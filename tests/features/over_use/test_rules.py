@@ -302,14 +302,14 @@ EXCESS = Excess(("u", "main", "GPU-0"), 6120, 4096, 100, Pod("u", "default", "p"
 
 def test_an_event_has_the_numbers_the_time_and_the_outlook() -> None:
     assert event_note(EXCESS, "GPU 0", 280, Response.REPORT) == (
-        "container main uses 6,120 MiB of GPU 0, was given 4,096 MiB, for 3 min; "
+        "container main uses 6,120 MiB of GPU 0, was granted 4,096 MiB, for 3 min; "
         "this is only reported (setting over_use)"
     )
 
 
 def test_a_trespasser_was_given_nothing_and_may_have_no_name() -> None:
     found = replace(EXCESS, place=("u", "", "GPU-0"), granted_mib=0)
-    assert use_of(found, "GPU 0") == "a container uses 6,120 MiB of GPU 0, was not given that GPU"
+    assert use_of(found, "GPU 0") == "a container uses 6,120 MiB of GPU 0, was not assigned that GPU"
 
 
 def test_who_may_borrow_is_told_its_limit() -> None:
@@ -325,8 +325,8 @@ def test_a_name_cannot_control_a_terminal() -> None:
     ("pod", "response", "told"),
     [
         (EXCESS.pod, Response.REPORT, "this is only reported (setting over_use)"),
-        (EXCESS.pod, Response.SUSPENDED, "nobody is evicted while another plugin hands out GPUs of this node"),
-        (EXCESS.pod, Response.EVICT, "the pod is evicted, one of its GPU at a time"),
+        (EXCESS.pod, Response.SUSPENDED, "no pod is evicted while another plugin hands out GPUs of this node"),
+        (EXCESS.pod, Response.EVICT, "the pod is evicted; one pod per GPU at a time"),
         (
             EXCESS.pod,
             Response.EVICT_WHEN_SHORT,
@@ -344,6 +344,8 @@ def test_what_will_happen(pod: Pod | None, response: Response, told: str) -> Non
 def test_an_annotation_has_the_largest_excesses_of_its_pod() -> None:
     told = [(replace(EXCESS, used_mib=6000 + n, place=("u", f"c{n}", "g")), "GPU 0", "then") for n in range(6)]
     found = annotation(told, Response.REPORT)
-    assert found.startswith("container c5 uses 6,005 MiB of GPU 0, was given 4,096 MiB, since then; container c4 uses")
+    assert found.startswith(
+        "container c5 uses 6,005 MiB of GPU 0, was granted 4,096 MiB, since then; container c4 uses"
+    )
     assert found.endswith(" and 2 more; this is only reported (setting over_use)")
     assert annotation(told[:1], Response.REPORT).count(";") == 1

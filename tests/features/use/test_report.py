@@ -51,7 +51,7 @@ def test_a_container_is_named_as_far_as_it_is_known() -> None:
         (part("x", enforcement=Enforcement.CUSTOM, held=LimitStatus.UNVERIFIED), "custom: unverified"),
         (part("x", enforcement=Enforcement.MPS), "mps"),
         (HELD, "driver: held"),
-        (DIFFERS, "driver: differs (8,192 MiB instead of 4,096 MiB)"),
+        (DIFFERS, "driver limit 8,192 MiB, granted 4,096 MiB"),
         (MISSING, "driver: missing (4,096 MiB)"),
     ],
 )
@@ -63,7 +63,7 @@ def test_what_is_wrong_with_a_container_is_a_sentence() -> None:
     assert str(uses(HOG)) == f"uses 6,120 MiB of GPU 0, was granted 4,096 MiB, since {SINCE}"
     assert str(uses(WEB)) == "uses 1,200 MiB of GPU 0, was granted 4,096 MiB"
     assert str(uses(part("x", used=None))) == "uses an unknown amount of GPU 0, was granted 4,096 MiB"
-    assert str(uses(STRANGER)) == "uses 700 MiB of GPU 0, which it was not given"
+    assert str(uses(STRANGER)) == "uses 700 MiB of GPU 0, which it was not assigned"
     assert str(does_not_hold(DIFFERS)) == (
         "is limited to 8,192 MiB of GPU 1 instead of 4,096 MiB: its own env names another"
     )
@@ -92,16 +92,16 @@ def test_the_details_have_used_beside_granted() -> None:
     assert printed[len(before) :] == [
         "",
         "GPU memory in use on a:",
-        "  GPU  CONTAINER              USED       GRANTED        LIMIT",
-        f"  0    ml/hog/main            6,120 MiB  4,096 MiB      advisory                                          over since {SINCE}",  # noqa: E501
-        "  0    default/web/main       1,200 MiB  4,096 MiB      advisory",
-        "  0    default/spy/main       700 MiB    0 MiB          -                                                 was not given this GPU",  # noqa: E501
-        "  0    (processes of no pod)  300 MiB    -              -",
-        "  0    (in all)               8,320 MiB  of 15,360 MiB  advisory",
-        "  1    default/big/main       1,000 MiB  4,096 MiB      driver: differs (8,192 MiB instead of 4,096 MiB)  its own env names another",  # noqa: E501
-        "  1    default/good/main      1,000 MiB  4,096 MiB      driver: held",
-        "  1    default/old/main       1,000 MiB  4,096 MiB      driver: missing (4,096 MiB)                       its CDI specification is older",  # noqa: E501
-        "  1    (in all)               3,000 MiB  of 15,360 MiB  driver",
+        "  GPU  CONTAINER          USED       GRANTED        LIMIT",
+        f"  0    ml/hog/main        6,120 MiB  4,096 MiB      advisory                                   over its limit since {SINCE}",  # noqa: E501
+        "  0    default/web/main   1,200 MiB  4,096 MiB      advisory",
+        "  0    default/spy/main   700 MiB    0 MiB          -                                          was not assigned this GPU",  # noqa: E501
+        "  0    (outside pods)     300 MiB    -              -",
+        "  0    (total)            8,320 MiB  of 15,360 MiB  advisory",
+        "  1    default/big/main   1,000 MiB  4,096 MiB      driver limit 8,192 MiB, granted 4,096 MiB  its own env names another",  # noqa: E501
+        "  1    default/good/main  1,000 MiB  4,096 MiB      driver: held",
+        "  1    default/old/main   1,000 MiB  4,096 MiB      driver: missing (4,096 MiB)                its CDI specification is older",  # noqa: E501
+        "  1    (total)            3,000 MiB  of 15,360 MiB  driver",
         "  2 more containers are not listed.",
     ]  # fmt: skip
 
@@ -113,10 +113,10 @@ def test_blind_is_not_zero_and_old_figures_say_so() -> None:
     assert memory_in_use([view]) == [
         "",
         "GPU memory in use on a, read 7 min ago:",
-        f"  Who uses it is not known: {blind}.",
+        f"  Its use by container is unknown: {blind}.",
         "  GPU  CONTAINER         USED       GRANTED        LIMIT",
         "  0    default/web/main  unknown    4,096 MiB      advisory",
-        "  0    (in all)          9,000 MiB  of 15,360 MiB  advisory",
+        "  0    (total)           9,000 MiB  of 15,360 MiB  advisory",
     ]
 
 
@@ -125,10 +125,10 @@ def test_a_refusing_gpu_and_one_of_unknown_size_have_their_rows() -> None:
     view = node_view("a", (15,), share_mib=None, report=report(enforcements=refusing))
     assert memory_in_use([view])[2:] == [
         "  GPU  CONTAINER  USED     GRANTED  LIMIT",
-        "  0    (in all)   unknown  -        advisory  shares are refused: MPS is required here and not there",
+        "  0    (total)    unknown  -        advisory  shares are refused: MPS is required here and not there",
     ]
     unknown = node_view("a", (15,), report=report(enforcements={}))
-    assert memory_in_use([unknown])[3].split() == ["0", "(in", "all)", "unknown", "of", "15,360", "MiB", "-"]
+    assert memory_in_use([unknown])[3].split() == ["0", "(total)", "unknown", "of", "15,360", "MiB", "-"]
 
 
 def test_the_overview_says_at_a_glance_that_something_is_wrong() -> None:
@@ -136,12 +136,12 @@ def test_the_overview_says_at_a_glance_that_something_is_wrong() -> None:
     assert summary([wrong])[-2:] == [
         "",
         (
-            "1 container uses more than granted; 1 container uses a GPU that was not given to it; 2 limits do not "
+            "1 container is over the limit; 1 container uses a GPU without a grant; 2 limits do not "
             "hold: kubectl inspect gpushare -d has the names."
         ),
     ]
     two = node_view("b", (15, 15), report=report(HOG, HOG))
-    assert summary([two])[-1] == "2 containers use more than granted: kubectl inspect gpushare -d has the names."
+    assert summary([two])[-1] == "2 containers are over the limit: kubectl inspect gpushare -d has the names."
     for well in (report(WEB, HELD), report(HOG, age_s=1000), report(part("dcgm", granted=0, used=3))):
         assert summary([node_view("a", (15, 15), report=well)])[-1] == "0/30 (0%)  "
 
@@ -180,7 +180,7 @@ def test_a_borrower_is_told_its_guarantee_its_limit_and_what_it_returns() -> Non
         f"; has been asked since {SINCE} to release it"
     )
     differs = replace(BORROWER, enforcement=Enforcement.DRIVER, held=LimitStatus.DIFFERS, found_mib=8192)
-    assert limit(differs) == "driver: differs (8,192 MiB instead of 12,288 MiB)"
+    assert limit(differs) == "driver limit 8,192 MiB, allowed 12,288 MiB"
     assert str(does_not_hold(differs)) == "is limited to 8,192 MiB of GPU 0 instead of 12,288 MiB"
 
 
@@ -234,14 +234,14 @@ def test_a_limit_that_does_not_hold_is_told_with_both_numbers() -> None:
 
 def test_figures_that_are_old_or_missing_say_so() -> None:
     assert told(part("web", used=9000), age_s=1200) == [
-        "Its node's agent read last 20 min ago who uses how much, so nothing is said about that."
+        "Its node's agent last read GPU memory use 20 min ago, too long ago to report it."
     ]
     assert told(part("web"), age_s=420) == [
         "Its node's agent wrote these figures 7 min ago:",
         "Container 'main' uses 1,000 MiB of GPU 0, was granted 4,096 MiB.",
     ]
     assert told(part("other"), age_s=420) == []
-    assert told(part("web", used=None), blind="no hostPID") == ["How much it uses is not known: no hostPID."]
+    assert told(part("web", used=None), blind="no hostPID") == ["Its use is unknown: no hostPID."]
 
 
 def test_a_pod_that_uses_more_is_told_what_its_agent_wrote() -> None:
@@ -268,13 +268,13 @@ def test_of_an_evicted_pod_the_over_use_is_told() -> None:
 
 
 def test_a_neighbour_that_uses_more_than_its_part_is_named() -> None:
-    """Of 15,360 MiB the others and the processes of no pod use 13,000, so that 2,360 are left for 4,096."""
+    """Of 15,360 MiB the others and the processes outside pods use 13,000, so that 2,360 are left for 4,096."""
     hog, spy = part("ml/hog", granted=8192, used=12_000), part("spy", granted=0, used=700)
     tidy = part("tidy", granted=1024, used=0)
     assert told(part("web", used=1000), hog, spy, tidy, used=14_000, other=300)[1:] == [
         (
             "GPU 0 has only 2,360 MiB left for the 4,096 MiB that the pod was granted: ml/hog uses 12,000 MiB (granted "
-            "8,192 MiB); default/spy uses 700 MiB (not given this GPU); processes of no pod use 300 MiB."
+            "8,192 MiB); default/spy uses 700 MiB (not assigned this GPU); processes outside pods use 300 MiB."
         )
     ]
 
@@ -337,7 +337,7 @@ def test_a_pod_is_told_who_borrows_the_memory_that_it_needs() -> None:
     running = replace(POD, running=True)
     view = node_view("a", (15,), report=replace(report(replace(lent, asked_at="once")), use_age_s=None))
     assert list(map(str, of_pod(running, view, []))) == [
-        "Its node's agent read last at an unknown time who uses how much, so nothing is said about that."
+        "Its node's agent last read GPU memory use at an unknown time, too long ago to report it."
     ]
     view = node_view("a", (15,), report=report(replace(lent, asked_at="once")))
     assert [str(each) for each in of_pod(running, view, [])] == [

@@ -174,9 +174,7 @@ async def test_the_agent_may_have_confirmed_before_we_look(server: ApiServer, bi
 async def test_another_promise_on_the_same_node_leaves_doubt(server: ApiServer, binder: Binder) -> None:
     """Either the agent corrected ours or another scheduler made its own: the pod itself will tell, not this call."""
     server.add(pod("a", uid="u", node="n", annotations={**PROMISE, "ALIYUN_COM_GPU_MEM_IDX": "7"}))
-    with pytest.raises(
-        InDoubtError, match=r"^pod default/a is already bound to node n, with another promise than this"
-    ):
+    with pytest.raises(InDoubtError, match=r"^pod default/a is already bound to node n, with a different assignment"):
         await binder.bind(POD, "n", PROMISE)
 
 

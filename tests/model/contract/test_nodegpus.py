@@ -98,11 +98,11 @@ def test_an_unprintable_text_is_unknown(text: str) -> None:
         ({}, ""),
         ({"healthy": True, "reason": "none"}, ""),
         ({"healthy": False, "reason": "hot"}, "hot"),
-        ({"healthy": False}, "it is out of service"),
-        ({"healthy": False, "reason": 7}, "it is out of service"),
-        ({"healthy": "yes"}, "it is out of service"),
-        ({"healthy": 1}, "it is out of service"),
-        ({"healthy": None}, "it is out of service"),
+        ({"healthy": False}, "it is unhealthy"),
+        ({"healthy": False, "reason": 7}, "it is unhealthy"),
+        ({"healthy": "yes"}, "it is unhealthy"),
+        ({"healthy": 1}, "it is unhealthy"),
+        ({"healthy": None}, "it is unhealthy"),
     ],
 )
 def test_a_gpu_is_healthy_by_default(said: dict[str, Any], unhealthy: str) -> None:
@@ -419,7 +419,7 @@ def test_a_node_that_gives_its_gpus_to_claims_says_so() -> None:
 
 def test_a_gpu_out_of_service_without_a_reason_is_out_of_service() -> None:
     there = node_gpus(SHARES, INVENTORY, {"GPU-b": ""}, "binpack")
-    assert [gpu.unhealthy for gpu in there.gpus] == ["", "it is out of service"]
+    assert [gpu.unhealthy for gpu in there.gpus] == ["", "it is unhealthy"]
 
 
 # --- MIG
@@ -516,7 +516,7 @@ def test_an_instance_that_a_container_has_shares_of_and_that_went_while_no_agent
 
 def test_an_instance_that_is_held_in_the_way_that_was_left_is_listed_so_that_nobody_gets_it() -> None:
     """Its shares are held although it is given whole now, or the reverse; with a reason of its own, that is told."""
-    other = "a container has it in the other way of giving MIG instances, which was changed on this node"
+    other = "a container holds it under the previous setting mig of this node"
     share = Shares(1024).with_inventory(ON_MIG, mig=MigMode.SHARE)
     whole = share.with_inventory(ON_MIG, mig=MigMode.WHOLE)
     there = node_gpus(whole, ON_MIG, {}, "binpack", mig_domain="nvidia.com", held_shares={"MIG-0"})

@@ -143,28 +143,28 @@ def test_an_init_container_without_an_entry_shares_the_gpu_of_the_first_containe
         (
             container("c0", mem=4),
             '{"0":{"0":3}}',
-            f"{ALLOCATION} promises 3 of gpu-mem to container 'c0', which requests 4",
+            f"{ALLOCATION} assigns 3 of gpu-mem to container 'c0', which requests 4",
         ),
         (
             container("c0", mem=4),
             '{"0":{"0":3,"1":2}}',
-            f"{ALLOCATION} promises 5 of gpu-mem to container 'c0', which requests 4",
+            f"{ALLOCATION} assigns 5 of gpu-mem to container 'c0', which requests 4",
         ),
-        (container("c0", mem=4), '{"0":{}}', f"{ALLOCATION} promises 0 of gpu-mem to container 'c0', which requests 4"),
+        (container("c0", mem=4), '{"0":{}}', f"{ALLOCATION} assigns 0 of gpu-mem to container 'c0', which requests 4"),
         (
             container("c0", count=1),
             '{"0":{"0":15,"1":15}}',
-            f"{ALLOCATION} promises 2 of gpu-count to container 'c0', which requests 1",
+            f"{ALLOCATION} assigns 2 of gpu-count to container 'c0', which requests 1",
         ),
         (
             container("s0", mem=4, kind=SIDECAR),
             '{"0":{"0":3}}',
-            f"{INIT_ALLOCATION} promises 3 of gpu-mem to container 's0', which requests 4",
+            f"{INIT_ALLOCATION} assigns 3 of gpu-mem to container 's0', which requests 4",
         ),
         (
             container("i0", count=1, kind=INIT),
             '{"0":{"0":0}}',
-            f"{INIT_ALLOCATION} promises 0 of gpu-count to container 'i0', which requests 1",
+            f"{INIT_ALLOCATION} assigns 0 of gpu-count to container 'i0', which requests 1",
         ),
     ],
 )

@@ -59,14 +59,14 @@ def test_within_one_resource_the_kubelet_is_trusted() -> None:
             MEMORY,
             ids(1, [0]),
             RefusalCode.UNHEALTHY,
-            "GPU 1 is out of service: XID 79",
+            "GPU 1 is unhealthy: XID 79",
         ),
         (
             node(8, 8, unhealthy={1: "XID 79"}),
             COUNT,
             [uuid(0), uuid(1)],
             RefusalCode.UNHEALTHY,
-            "GPU 1 is out of service",
+            "GPU 1 is unhealthy",
         ),
         (node(8, 8, whole=[1]), MEMORY, ids(1, [0]), RefusalCode.IN_WHOLE_USE, "GPU 1 is exclusively allocated"),
         (node(8, 8, used={1: [0, 5, 6]}), COUNT, [uuid(0), uuid(1)], RefusalCode.SHARES_IN_USE, "3 GiB of its memory"),
@@ -146,7 +146,7 @@ TWO_EACH = Promise(((0, 2), (1, 2)))
             TWO,
             None,
             RefusalCode.SCATTERED,
-            "4 GiB asked, and the kubelet chose shares of several GPUs although",
+            "4 GiB requested, and the kubelet chose shares of several GPUs although",
         ),
         (
             node(8, 8, 8),
@@ -164,15 +164,15 @@ TWO_EACH = Promise(((0, 2), (1, 2)))
             PARTS,
             SIX_EACH,
             RefusalCode.SCATTERED,
-            "the kubelet chose shares that are not equal parts of 2 GPUs",
+            "the kubelet chose unequal shares of 2 GPUs",
         ),
-        (node(8, 8), ids(0, range(4)), TWO_EACH, RefusalCode.SCATTERED, "shares that are not equal parts of 2 GPUs"),
+        (node(8, 8), ids(0, range(4)), TWO_EACH, RefusalCode.SCATTERED, "unequal shares of 2 GPUs"),
         (
             node(8, 8, 8, used={0: [5, 6, 7], 2: [5, 6, 7]}),
             PARTS,
             SIX_EACH,
             RefusalCode.NO_ROOM,
-            "12 GiB asked from 2 GPUs, healthy GPUs with 6 GiB free: 1",
+            "12 GiB requested from 2 GPUs, healthy GPUs with 6 GiB free: 1",
         ),
         (node(5, 5, 5), PARTS, SIX_EACH, RefusalCode.TOO_LARGE, "from 2 GPUs, healthy GPUs with 6 GiB free: 0"),
         # A GPU twice the size does not stand for two, of which one is in whole use.
@@ -183,21 +183,21 @@ TWO_EACH = Promise(((0, 2), (1, 2)))
             (*ids(0, [4, 5, 6, 7]), *ids(1, [5, 6])),
             None,
             RefusalCode.NO_ROOM,
-            "6 GiB asked, the emptiest healthy GPU has 5 GiB free",
+            "6 GiB requested, the emptiest healthy GPU has 5 GiB free",
         ),
         (
             node(8, 8, used={0: [0], 1: [0]}),
             (*ids(0, range(1, 8)), *ids(1, [1])),
             None,
             RefusalCode.NO_ROOM,
-            "8 GiB asked, the emptiest healthy GPU has 7 GiB free",
+            "8 GiB requested, the emptiest healthy GPU has 7 GiB free",
         ),
         (
             node(4, 8, used={1: range(4)}),
             (*ids(0, range(4)), *ids(1, range(3, 8))),
             None,
             RefusalCode.TOO_LARGE,
-            "9 GiB asked, the largest GPU of this node has 8 GiB in all",
+            "9 GiB requested, the largest GPU of this node has 8 GiB",
         ),
     ],
 )
@@ -209,7 +209,7 @@ def test_scattered_shares_are_refused_with_what_there_is(
     assert (refused.code, sentence in refused.sentence) == (why, True)
 
 
-MEND = "GPU 0, which has less; let the init container ask as much as the largest container"
+MEND = "GPU 0, which has less; have the init container request as much as the largest container"
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_the_refusal_after_a_smaller_init_container_names_the_remedy(why: str, *
     """
     there = node(8, 8, used={0: range(8)})
     assert admit(there, MEMORY, (*ids(0, [2, 3]), *ids(1, [0, 1])), after_init=after_init) == Refusal(
-        RefusalCode.SCATTERED, f"GPU memory: 4 GiB asked, {why}"
+        RefusalCode.SCATTERED, f"GPU memory: 4 GiB requested, {why}"
     )
 
 
@@ -323,7 +323,7 @@ def asking(*wanted: ContainerRequest) -> Refusal | None:
 def test_a_container_cannot_have_both_resources() -> None:
     refusal = asking(ContainerRequest("main", MEMORY, 2), ContainerRequest("main", COUNT, 1))
     assert refusal is not None
-    assert (refusal.code, "'main' asks for GPU memory and for whole GPUs at once" in refusal.sentence) == (
+    assert (refusal.code, "'main' requests GPU memory and whole GPUs at once" in refusal.sentence) == (
         RefusalCode.BOTH_RESOURCES,
         True,
     )
@@ -348,6 +348,6 @@ def test_shares_that_running_containers_are_guaranteed_beyond_their_requests_are
     assert isinstance(admit(there, MEMORY, ids(1, range(8))), Placement)
     assert admit(there, MEMORY, ids(0, [2, 3, 4, 5])) == Refusal(
         RefusalCode.GUARANTEED,
-        "GPU 0 has 3 GiB that no container is guaranteed, and 4 GiB of it are asked for: a container that runs there "
-        "was guaranteed more while this pod was on its way; delete the pod to try again",
+        "GPU 0 has 3 GiB that is not guaranteed to any container, and 4 GiB is requested: the guarantee of a running "
+        "container grew while this pod was being placed; delete the pod to try again",
     )

@@ -89,7 +89,7 @@ def test_b9_a_fatal_xid_ends_with_good_readings_once_the_gpu_was_reset(reset: Ob
     afterwards = Probe(GPU, ecc_uncorrected=0)
     health = after(counting, Xid(GPU, 95), counting, counting, counting, reset)
     assert not health.healthy
-    assert "it was reset since" in " ".join(health.reasons)
+    assert "it was reset, and" in " ".join(health.reasons)
     assert after(afterwards, afterwards, afterwards, health=health).healthy
 
 
@@ -116,9 +116,7 @@ def test_b8_a_serious_xid_takes_the_gpu_away(code: int) -> None:
 def test_b8_an_unknown_code_makes_the_gpu_unhealthy_until_the_driver_asks_for_no_action() -> None:
     assert 999 not in XIDS
     health = after(GOOD, Xid(GPU, 999))
-    assert health.reasons == (
-        "XID 999 (unknown to this version); it is offered again when the driver asks for no recovery action any more",
-    )
+    assert health.reasons == ("XID 999 (unknown to this version); it returns to service after recovery",)
     assert after(GOOD, GOOD, GOOD, health=health).healthy
 
 
@@ -134,7 +132,7 @@ def test_b15_a_pending_row_remap_is_advice_unless_configured_otherwise() -> None
     pending = replace(GOOD, remap_pending=True)
     health = after(pending)
     assert health.healthy
-    assert health.notes == ("memory rows wait to be replaced: drain the GPU and reset it when convenient",)
+    assert health.notes == ("memory rows wait for replacement: drain the GPU and reset it when convenient",)
 
     strict = HealthRules(remap_pending_is_fatal=True)
     assert causes(after(pending, pending, GOOD, GOOD, rules=strict)) == [Cause.REMAP_PENDING]
@@ -168,7 +166,7 @@ def test_b15_uncorrectable_errors_are_noted_and_judged_by_their_xids() -> None:
 )
 def test_a_gpu_with_a_recovery_action_is_not_offered(action: int, what: str) -> None:
     health = after(replace(GOOD, recovery_action=action))
-    assert health.reasons == (f"{what}; it is offered again when that is done",)
+    assert health.reasons == (f"{what}; it returns to service after that",)
     assert after(GOOD, GOOD, GOOD, health=health).healthy
 
 
@@ -179,7 +177,7 @@ def test_an_imex_domain_in_trouble_is_advice() -> None:
 
 def test_b11_an_unwatched_gpu_is_not_offered_until_the_next_good_reading() -> None:
     health = after(GOOD, Unwatched(GPU, "it could not be read for 60 s"))
-    assert health.reasons == ("it could not be read for 60 s; it is offered again as soon as it can be read",)
+    assert health.reasons == ("it could not be read for 60 s; it returns to service once it can be read",)
     assert after(GOOD, health=health).healthy
     assert not after(LOST, health=health).healthy
 
@@ -188,11 +186,11 @@ def test_every_change_has_a_sentence_with_its_reason() -> None:
     healthy, lost = after(GOOD), after(GOOD, LOST)
     assert change(healthy, healthy) is None
     assert change(lost, after(Xid(GPU, 48), health=lost)) is None
-    assert change(healthy, lost) == "unhealthy: GPU is lost (15); it is offered again when it answers steadily"
+    assert change(healthy, lost) == "unhealthy: GPU is lost (15); it returns to service once it answers reliably"
     assert change(lost, healthy) == "healthy again (GPU is lost (15): it answers again)"
     two = after(Gone(GPU), health=after(Xid(GPU, 48), GOOD))
     assert change(two, healthy) == (
-        "healthy again (the driver does not find it any more: it answers again; "
+        "healthy again (the driver no longer finds it: it answers again; "
         "XID 48 (uncorrectable (double bit) memory error): it was reset)"
     )
 

@@ -150,8 +150,8 @@ def test_an_instance_is_refused_in_the_way_that_was_left() -> None:
     refused = admit(node, MEMORY, ["MIG-0-0::0"])
     assert refused == Refusal(
         RefusalCode.NOT_OFFERED,
-        "GPU 0 (MIG 1g.10gb) is not given to pods by this resource any more, as it or the way of giving MIG instances "
-        "was changed on this node; delete the pod so that it is scheduled again",
+        "GPU 0 (MIG 1g.10gb) is no longer allocated through this resource, because it or the setting mig changed on "
+        "this node; delete the pod so that it is scheduled again",
     )
     assert isinstance(admit(node, INSTANCE, ["MIG-0-0"]), Placement)
 
@@ -160,7 +160,8 @@ def test_a_node_of_instances_only_says_that_memory_of_several_gpus_is_not_to_be_
     refused = admit(mig_node((10, 10)), MEMORY, ["MIG-0-0::0", "MIG-0-1::0"], Promise(((0, 1), (1, 1))))
     assert refused == Refusal(
         RefusalCode.NO_ROOM,
-        "GPU memory: 2 GiB asked from 2 GPUs, this node has MIG instances only, and no container can use several of "
+        "GPU memory: 2 GiB requested from 2 GPUs, this node has MIG instances only, and no container can use several "
+        "of "
         "them",
     )
 
@@ -238,12 +239,12 @@ def test_the_limit_of_a_partition_holds_by_hardware() -> None:
 def test_a_failed_gpu_takes_its_instances_out_of_service() -> None:
     shares = mig_node((10, 10), 4).shares
     assert out_of_service({"GPU-0": ["XID 79"], "MIG-0-0": ["XID 79"]}, shares)["MIG-0-0"] == (
-        "its GPU is out of service: XID 79"
+        "its GPU is unhealthy: XID 79"
     )
     assert out_of_service({"GPU-0": ["XID 79"], "MIG-0-1": ["XID 31"], "GPU-1": []}, shares) == {
         "GPU-0": "XID 79",
-        "MIG-0-0": "its GPU is out of service: XID 79",
-        "MIG-0-1": "XID 31; its GPU is out of service: XID 79",
+        "MIG-0-0": "its GPU is unhealthy: XID 79",
+        "MIG-0-1": "XID 31; its GPU is unhealthy: XID 79",
     }
 
 

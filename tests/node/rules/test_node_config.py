@@ -64,7 +64,7 @@ def test_gpus_that_come_to_too_many_are_not_shared_and_the_others_are() -> None:
     assert first.too_many == ""
     full = config(first, inventory=inventory(3000, 3000))
     assert [shared.gpu.uuid for shared in full.shares.gpus] == ["GPU-0"]
-    assert "cuts the GPUs of this node into 6000 shares" in full.too_many
+    assert "splits the GPUs of this node into 6000 shares" in full.too_many
     assert config(full, inventory=inventory(3000, 3000), health={"GPU-0": FAILED}).too_many == full.too_many
     with pytest.raises(TooManySharesError, match="6000 shares"):
         config(inventory=inventory(3000, 3000))
@@ -123,7 +123,7 @@ def test_an_instance_that_is_gone_and_a_gpu_in_mig_mode_that_was_never_offered_a
     shares = Shares(1024).with_inventory(replace(mig.inventory((), 4), order=order), mig=MigMode.SHARE)
     assert out_of_service({"GPU-0": ["lost"], "MIG-0-5": ["lost"]}, shares) == {
         "GPU-0": "it is in MIG mode now",
-        "MIG-0-5": "the MIG instance exists no more",
+        "MIG-0-5": "the MIG instance no longer exists",
     }
 
 

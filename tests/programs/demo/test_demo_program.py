@@ -73,19 +73,22 @@ def test_once_prints_every_scene_and_every_check_holds() -> None:
     assert scenes_of(done.stdout) == list(SCENES)
     assert ESCAPE not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stdout.startswith("You will see several services share one GPU, ")
     assert "GPU memory: 8 GiB" in done.stdout
-    assert done.stdout.endswith("Every check held, and no device was allocated twice in any scene.\n")
+    assert "\nAll checks passed; no device was allocated twice.\n\nNext:\n" in done.stdout
+    commands = [line.rpartition("/")[2].strip() for line in done.stdout.splitlines()[-6::2]]
+    assert commands == ["gpu-device-plugin demo --page", "gpu-device-plugin simulate", "make deploy IMAGE=..."]
     scenes = re.split(r"^(?=\d+/\d+ )", done.stdout, flags=re.MULTILINE)
     for number, lines in {
         3: ("web-7: 1.4 of 1 GiB\n", "web-1..6: 0.5 of 1 GiB each\n"),
         4: ("6/7  healthy  web-1: 1.0 of 1 GiB\n", "web-2..6: 0.5 of 1 GiB each\n"),
-        13: ("ok  large, which waited for 8 GiB, runs here.\n",),
+        13: ("ok  large, which was pending for 8 GiB, is running here.\n",),
     }.items():
         assert [line for line in lines if line not in scenes[number]] == []
     for number, sentence in {
-        3: "container main uses 1,447 MiB of GPU 0, was given 1,024 MiB",
-        4: "evicted: container main uses 4,519 MiB of GPU 0, was given 1,024 MiB",
-        8: "and its replacement waits for room",
+        3: "container main uses 1,447 MiB of GPU 0, was granted 1,024 MiB",
+        4: "evicted: container main uses 4,519 MiB of GPU 0, was granted 1,024 MiB",
+        8: "its replacement stays pending",
     }.items():
         assert sentence in " ".join(scenes[number].split())
 
@@ -127,7 +130,7 @@ def described(tmp_path: Path, text: str) -> str:
 async def test_gpus_with_a_script_of_their_own_are_not_broken(tmp_path: Path) -> None:
     """XID 13 is the application's fault, and comes in an hour."""
     gpus = described(tmp_path, "gpus: [2xT4]\nevents: [{at: 1h, gpu: 0, xid: 13}]\n")
-    assert (await played(gpus, *OVER_USE, FAILS, RECOVERS)).count("Left out: ") == 4
+    assert (await played(gpus, *OVER_USE, FAILS, RECOVERS)).count("Skipped: ") == 4
 
 
 async def test_gpus_described_in_a_file_can_be_broken_and_parts_that_fill_one_leave_nothing_to_take(
@@ -136,14 +139,14 @@ async def test_gpus_described_in_a_file_can_be_broken_and_parts_that_fill_one_le
     """Where a GPU is full, nobody can take more without taking a neighbour's part."""
     gpus = described(tmp_path, "gpus: [{product: Some Card, memory: 7GiB, count: 2}]\n")
     printed = await played(gpus, *OVER_USE, FAILS)
-    for text in ("Some Card", "The driver reports XID 48 for ", "ok  web-7 ends, and no other service does.\n"):
+    for text in ("Some Card", "The driver reports XID 48 for ", "ok  web-7 ends; no other service does.\n"):
         assert text in printed
-    assert printed.count("Left out: ") == 1
+    assert printed.count("Skipped: ") == 1
 
 
 async def test_a_service_that_shares_its_gpu_with_nobody_is_left_alone() -> None:
     printed = await played("fake:2xP4-2GiB", *OVER_USE)
-    assert printed.count("Left out: no two services share a GPU.") == 2
+    assert printed.count("Skipped: no two services share a GPU.") == 2
 
 
 @pytest.mark.skipif(find_library("nvidia-ml") is not None, reason="this machine has NVML")
@@ -156,7 +159,7 @@ def test_without_nvml_the_agents_own_sentence_says_so() -> None:
 def test_gpus_of_which_none_can_be_shared_are_none() -> None:
     done = run("--once", "--gpus", "fake:1xT4-1GiB")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("No GPUs to share: GPU 0 is not shared: 1 GiB, of which 449 MiB are kept back, ")
+    assert done.stderr.startswith("No GPUs to share: GPU 0 is not shared: 1 GiB, of which 449 MiB are reserved, ")
 
 
 @pytest.mark.parametrize(
@@ -264,7 +267,7 @@ def test_it_draws_in_place_in_a_terminal_and_leaves_nothing_behind(
 
 def test_the_scenes_beside_a_page_wait_for_its_first_reader(folder: Path) -> None:
     with Terminal(folder, "--page") as terminal:
-        terminal.until("the scenes begin when it is open in a browser")
+        terminal.until("the scenes begin then")
         terminal.until("#token=")
         assert f"1/{len(SCENES)}".encode() not in terminal.seen
         assert terminal.end(signal.SIGINT) == 130
@@ -294,7 +297,7 @@ async def test_a_scene_that_comes_out_otherwise_is_exit_code_1_and_named() -> No
     )
     printed = stream.getvalue()
     assert "NO  Pigs fly.\nok  Pigs walk.\n" in printed
-    assert printed.endswith("Not every check held: see NO in scene 2.\n")
+    assert "\nSome checks failed: see NO in scene 2.\n" in printed
 
 
 async def test_an_eviction_where_none_should_be_is_exit_code_1() -> None:
@@ -303,9 +306,9 @@ async def test_an_eviction_where_none_should_be_is_exit_code_1() -> None:
     scenes = {title: SCENES[title] for title in (BEGIN, SHARE, RUN_SHORT, EXCEED)}
     assert await play("fake:1xT4", DemoStage(stream, live=False, colour=False), scenes) == 1
     printed = stream.getvalue()
-    assert "ok  web-7 ends, and no other service does.\n" in printed
-    assert "NO  Nobody is evicted, and every service runs.\n" in printed
-    assert printed.endswith("Not every check held: see NO in scene 4.\n")
+    assert "ok  web-7 ends; no other service does.\n" in printed
+    assert "NO  No pod is evicted; every service is running.\n" in printed
+    assert "\nSome checks failed: see NO in scene 4.\n" in printed
 
 
 async def test_an_agent_that_ends_is_told_at_once(tmp_path: Path) -> None:
@@ -373,7 +376,7 @@ def test_a_scene_is_a_heading_a_caption_a_table_and_what_came_of_it() -> None:
         "3/9 A scene --------",
         "What happens.",
         "",
-        "GPU  MODEL  MEMORY  SHARES    HEALTH  HELD BY",
+        "GPU  MODEL  MEMORY  SHARES    HEALTH",
         "",
         "Allocatable: gpu-mem",
         "1 of 2",
@@ -385,9 +388,9 @@ def test_a_scene_is_a_heading_a_caption_a_table_and_what_came_of_it() -> None:
 
 
 def test_a_scene_that_is_left_out_says_why_and_is_not_wrong() -> None:
-    shown = SceneContent("A scene", caption="Left out: for a reason.", left_out=True)
+    shown = SceneContent("A scene", caption="Skipped: for a reason.", left_out=True)
     assert shown.passed
-    assert frame("3/9", shown, NOWHERE, Look(width=40))[1:] == ["Left out: for a reason."]
+    assert frame("3/9", shown, NOWHERE, Look(width=40))[1:] == ["Skipped: for a reason."]
 
 
 def test_an_amount_stays_on_one_line() -> None:

@@ -59,6 +59,18 @@ def test_a_node_is_drawn_as_a_table() -> None:
     ]
 
 
+def test_on_a_narrow_terminal_the_pods_stand_below_their_gpu() -> None:
+    there = node(7, 14, used={0: range(7)}, unhealthy={0: "XID 48; reset it"})
+    web = {f"web-{n + 1}": frozenset(ids(0, [n])) for n in range(7)}
+    assert table(there, web, Look(width=60)) == [
+        "GPU  MODEL       MEMORY  SHARES                HEALTH",
+        "  0  Tesla T4   7.0 GiB  ███████          7/7  unhealthy",
+        "     web-1..7: 1 GiB each",
+        "     XID 48; reset it",
+        "  1  Tesla T4  14.0 GiB  ░░░░░░░░░░░░░░  0/14  healthy",
+    ]
+
+
 def test_holders_of_one_size_and_use_stand_together_the_largest_first() -> None:
     """1,434 MiB are 1.4 GiB; pod d holds two shares and has no process."""
     used = {(name, uuid(0)): mib for name, mib in {"a": 1024, "b": 1434, "c": 1024}.items()}
@@ -119,7 +131,7 @@ def test_what_is_painted_keeps_its_place() -> None:
 def test_no_line_is_longer_than_the_table_is_wide(
     sizes: list[tuple[int, int, bool]], names: list[str], used_mib: list[int]
 ) -> None:
-    """80 columns suffice for every node of up to 300 shares a GPU."""
+    """60 columns are enough for every node of up to 300 shares a GPU; from 80 on, the pods stand beside their GPU."""
     gpus = tuple(Gpu(uuid(n), n, "NVIDIA H100 80GB HBM3 and more", size * 1024) for n, (size, _, _) in enumerate(sizes))
     shares = Shares(1024).with_inventory(Inventory(gpus))
     used_ids = [share_id(uuid(n), i) for n, (size, used, _) in enumerate(sizes) for i in range(min(used, size))]
@@ -127,4 +139,5 @@ def test_no_line_is_longer_than_the_table_is_wide(
     there = Node(shares, Ledger().seen(used_ids), failed)
     holders = {name: frozenset(used_ids[n :: len(names)]) for n, name in enumerate(names)}
     used = {(name, uuid(n)): mib for name, mib in zip(names, used_mib, strict=False) for n in range(len(sizes))}
-    assert all(len(line) <= 80 for line in table(there, holders, Look(), used))
+    for width in (60, 80):
+        assert max(map(len, table(there, holders, Look(width), used))) <= width

@@ -144,8 +144,8 @@ def test_why_tells_of_a_claim_which_node_lacks_what(both: World, capsys: pytest.
     ]
     assert [line for line in lines if line.startswith(("dra:", "fine:", "plugin:"))] == [
         "dra: no GPU has 8 GiB free",
-        "plugin: its GPUs are given to limits of pods, not to ResourceClaims (DRA)",
-        "fine: the largest GPU has 3.75 GiB in all",
+        "plugin: its GPUs are allocated through limits of pods, not through ResourceClaims (DRA)",
+        "fine: the largest GPU has only 3.75 GiB",
     ]
     (first,) = [line for line in lines if line.startswith("  0") and "too little free" in line]
     assert first.endswith("default/claim:spare (1 GiB), default/web (4 GiB), ml/a+b (4 GiB)")

@@ -152,8 +152,8 @@ def test_percents_are_cut_off_as_in_the_original(used: int, total: int, percent:
     [
         (1024, 80, "GiB"),
         (1, 81920, "MiB"),
-        (256, 60, "256MiB units"),
-        (2048, 40, "2GiB units"),
+        (256, 60, "256MiB shares"),
+        (2048, 40, "2GiB shares"),
         (None, 100, "GiB"),
         (None, 101, "MiB"),
     ],

@@ -710,14 +710,14 @@ def test_who_may_only_get_his_pod_is_told_what_it_says_itself_and_which_rights_a
         (
             "The explanation is incomplete: the right to list events in the namespace default is missing; the right to "
             "list nodes in the whole cluster is missing; the right to list pods in the whole cluster is missing "
-            "(docs/inspect.md has the commands by which an administrator grants all rights that this command needs)."
+            "(docs/inspect.md has the commands with which an administrator grants all rights that this command needs)."
         ),
     ]
     assert printed.err == ""
     assert shared.inspect("why", "web-0") == 0
     assert capfd.readouterr().out.splitlines()[:2] == [
         "default/web-0 is on node node-a (Running).",
-        "  GPU 0: 5 units",
+        "  GPU 0: 5 shares",
     ]
 
 

@@ -220,7 +220,7 @@ def test_with_the_right_to_pods_of_one_namespace_alone_these_are_shown(
             "gpu-1",
             "1",
             "5",
-            "units",
+            "shares",
             "-",
             "-",
             "-",
@@ -260,7 +260,7 @@ def test_machines_get_no_gpus_that_seem_freer_than_they_are(world: World, capsys
         assert printed.out == ""
         assert "the right to list pods in the whole cluster is missing, and GPUs would seem freer" in printed.err
     assert world.inspect("top") == 1
-    assert "without -w the overview shows what it can; an administrator gives it" in capsys.readouterr().err
+    assert "without -w the overview shows what it can; an administrator grants it" in capsys.readouterr().err
 
 
 def test_without_any_right_kubectls_message_and_ours_stand(world: World, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ def test_the_head_says_what_is_shown_and_since_when() -> None:
     assert head[0] == "GPU shares, read at 12:00:00; 2 pods wait"
     assert head[1] == "node d: its annotation is no JSON"
     assert head[2].startswith("3 nodes, 3 GPUs   given 24G of 60G (40%)")
-    assert "(figures of use read up to 5 min ago)" in head
+    assert "(use read up to 5 min ago)" in head
     assert frame(replace(PICTURE, waiting=0), 80)[0].text.endswith("; no pod waits")
 
 

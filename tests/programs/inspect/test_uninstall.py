@@ -113,7 +113,7 @@ def test_a_node_whose_agent_runs_by_another_rule_is_left_alone(
 ) -> None:
     world.agent_on("old")
     assert world.uninstall("old") == 0
-    assert "skipped, as the agent gpushare/agent-x runs there; end that first" in capsys.readouterr().out
+    assert "skipped, as the agent gpushare/agent-x runs there; stop it first" in capsys.readouterr().out
     world.node("agent-x")["metadata"]["namespace"] = "a-tenant"  # whoever may create pods may label them
     assert world.uninstall("--dry-run") == 0
     assert "skipped, as the agent" not in capsys.readouterr().out

@@ -107,8 +107,8 @@ def test_of_a_healthy_pod_it_is_told_what_was_looked_at(
     assert world.why(fresh(HEALTHY[name])) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[:2] == PLACE
-    assert out[2].startswith("Nothing was found that slowed it in the last ")
-    assert all(line.startswith("Not looked at: ") for line in out[3:])
+    assert out[2].startswith("Found nothing that slowed it in the last ")
+    assert all(line.startswith("Not checked: ") for line in out[3:])
 
 
 def test_of_several_gpus_each_is_asked_for_and_no_other(world: AgentWorld, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,9 +95,7 @@ async def test_pods_that_wait_for_claims_are_listed_with_the_others(api: ApiServ
             "late",
             "16 GiB of one GPU, through ResourceClaims",
         )
-        assert late["why"] == (
-            "The only node that shares GPUs, dra, does not take it: the largest GPU has 8 GiB in all."
-        )
+        assert late["why"] == ("Does not fit on dra, the only node that shares GPUs: the largest GPU has only 8 GiB.")
         api.add(claim_json("other-gpu", memory="1Gi", namespace="b"))
         shown = await stream.until(lambda known: [bool(each.get("why")) for each in known["waiting"]] == [True, True])
         whys = {each["name"]: each["why"] for each in shown["waiting"]}

@@ -33,7 +33,7 @@ class QuickFigures(AgentFigures):
 
 
 def page(used: int | None = 3000, name: str = "a", **more: Any) -> str:
-    """Return what an agent with one GPU says, whose pod was given 5 GiB, memory in MiB. Its clock is wrong."""
+    """Return what an agent with one GPU says, whose pod was granted 5 GiB, memory in MiB. Its clock is wrong."""
     gpus = {} if used is None else {0: GpuUse(used + 100)}
     return write_node_use(NodeUse(SINCE, gpus, (part(name, granted=5120, used=used, **more),)), SERVED)
 

@@ -104,7 +104,7 @@ async def test_pods_that_stay_elsewhere_matter_only_without_a_plan(
         _, none = await read(page, "api/v1/plans/default/huge")
         assert [each["node"] for each in found["stays"]] == ["gpu-2"]
         assert len(none["stays"]) == 4
-        assert none["verdict"] == "No moves were found that make room for default/huge."
+        assert none["verdict"] == "No set of moves was found to make room for default/huge."
     monkeypatch.setattr(page_plans, "_MOST_STAYING", 3)
     async with served(api) as page:
         _, none = await read(page, "api/v1/plans/default/huge")
@@ -117,7 +117,7 @@ async def test_budgets_count_for_those_who_may_see_them(api: ApiServer) -> None:
     api.accounts |= {"all": Account("all", rights=VIEWER), "some": Account("some", rights=fewer)}
     async with served(api) as page:
         _, told = await read(page)
-        assert told["verdict"] == "No moves were found that make room for default/want."
+        assert told["verdict"] == "No set of moves was found to make room for default/want."
         assert {"pod": "default/web-0", "node": "gpu-1", "why": "its PodDisruptionBudget allows no disruption"} in told[
             "stays"
         ]

@@ -213,7 +213,7 @@ async def test_waiting_pods_are_told_with_their_reasons(api: ApiServer) -> None:
         assert (waits["namespace"], waits["name"], waits["since"]) == ("default", "big", "2026-11-22T10:00:00Z")
         assert waits["asks"] == f"{GPU_MEM}: 8 of one GPU"
         assert waits["scheduler"] == "default-scheduler"
-        assert waits["why"].startswith("The only node that shares GPUs, gpu-1, does not take it: ")
+        assert waits["why"].startswith("Does not fit on gpu-1, the only node that shares GPUs: ")
         assert waits["room"] == "There would be room on gpu-1 if this pod ended: default/a (10, priority 0)."
         api.bind("big", "gpu-1", {ALLOCATION: '{"0":{"0":8}}'})
         await stream.until(lambda known: known["waiting"] == [])

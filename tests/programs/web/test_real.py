@@ -126,7 +126,7 @@ async def a_plan_through_the_proxy(command: Command) -> None:
         plan = await answer.json()
     assert (answer.status, plan["verdict"], plan["notes"]) == (
         200,
-        "No moves were found that make room for default/waiting.",
+        "No set of moves was found to make room for default/waiting.",
         [],
     )
 
@@ -141,7 +141,7 @@ async def tokens_of_the_cluster(page: Page) -> None:
     status, plan = await page.get("api/v1/plans/default/waiting", **admin)
     assert (status, plan["verdict"], plan["notes"]) == (
         200,
-        "No moves were found that make room for default/waiting.",
+        "No set of moves was found to make room for default/waiting.",
         [],
     )
     assert (await page.get("api/v1/plans/default/waiting", **stranger))[0] == 403

@@ -81,7 +81,7 @@ def test_over_use_trespass_and_limits_that_do_not_hold_are_told_in_words() -> No
     view = node_view("n", (15, 15), report=report(over, stranger, unassigned_usage, enforcements=enforcements))
     row, other = folded([view], 120)[1:3]
     assert row.tone is Tone.BAD
-    assert row.text.endswith("driver, refused  1 over, 1 not given, 1 not held")
+    assert row.text.endswith("driver, refused  1 over, 1 not assigned, 1 not held")
     assert "mps" in other.text
 
 
@@ -130,10 +130,7 @@ def test_facts_stand_side_by_side_where_they_fit() -> None:
 
 def test_the_age_of_old_figures_is_told() -> None:
     assert figures_age([node_view("n", (15,), report=report(part("a")))]) == ""
-    assert (
-        figures_age([node_view("n", (15,), report=report(part("a"), age_s=600))])
-        == "figures of use read up to 10 min ago"
-    )
+    assert figures_age([node_view("n", (15,), report=report(part("a"), age_s=600))]) == "use read up to 10 min ago"
 
 
 def test_a_gpu_whose_borrowers_are_asked_has_a_row_that_says_so() -> None:

@@ -67,7 +67,7 @@ def test_a_node_that_the_pod_excludes_comes_last_and_says_so() -> None:
     assert [line for line in lines if line[:3] in {"a: ", "b: ", "c: "} or "Besides" in line] == [
         "c: no GPU has 4 GiB free",
         "a: its GPUs have room, but the pod requires the label",
-        "b: it is cordoned; the largest GPU has 2 GiB in all",
+        "b: it is cordoned; the largest GPU has only 2 GiB",
         "  Besides, one more.",
     ]
 
@@ -110,7 +110,7 @@ def test_a_node_with_room_says_which_gpu_it_would_be() -> None:
 
 def test_what_else_keeps_a_pod_away_stands_beside_what_is_lacking() -> None:
     lines = told(wanting(mem(9)), node_view("n", (8,)), n=("it is cordoned",))
-    assert lines[1:3] == ["n: the largest GPU has 8 GiB in all", "  Besides, it is cordoned."]
+    assert lines[1:3] == ["n: the largest GPU has only 8 GiB", "  Besides, it is cordoned."]
     assert lines[-1] == "  Even if all its pods ended, there would be no room."
 
 
@@ -148,7 +148,7 @@ def test_a_gpu_with_room_for_a_part_of_the_pod() -> None:
     """Containers of 8 and 4; GPU 0 has 5 free and GPU 1 has 3."""
     there = node_view("n", (8, 8), pod_on("a", {0: 3}), pod_on("b", {1: 5}))
     lines = told(wanting(mem(8), mem(4)), there)
-    assert ("  has room for a part of it  " in lines[3], "  too little free  " in lines[4]) == (True, True)
+    assert ("  has room for some of it  " in lines[3], "  too little free  " in lines[4]) == (True, True)
 
 
 def test_a_node_whose_gpus_cannot_be_read_has_no_table() -> None:
@@ -205,7 +205,7 @@ def test_a_whole_gpu_that_is_lacking_counts_as_large_as_the_largest() -> None:
 
 
 def test_nothing_is_lacking_where_each_container_alone_has_room() -> None:
-    """One GPU and 3 shares are wanted. On a no GPU is unused; on b GPU 0 would serve either, but not both."""
+    """One GPU and 3 shares are wanted. On a no unused GPU; on b GPU 0 would serve either, but not both."""
     nodes = [node_view("a", (4, 4), pod_on("x", {0: 1, 1: 1})), node_view("b", (8, 8), pod_on("x", {1: 8}))]
     assert behind_twenty_with_room(wanting(whole(1), mem(3)), *nodes) == ["b", "a"]
 
@@ -219,7 +219,7 @@ def test_of_many_nodes_only_the_nearest_are_told_one_by_one() -> None:
         "",
         "60 nodes share GPUs:",
         "  39  no GPU has 8 GiB free",
-        "  20  the largest GPU has 4 GiB in all",
+        "  20  the largest GPU has only 4 GiB",
         "  1   its GPUs have room",
         "",
         "The nearest 2 of them:",
@@ -239,7 +239,7 @@ def demand(*of: Any) -> str:
 def test_what_a_pod_asks_is_said_in_memory_where_shares_are_of_one_size() -> None:
     one = [node_view("a", (8,)), node_view("broken", (), share_mib=None)]
     assert demand(wanting(mem(8)), RESOURCES, one) == "8 GiB of one GPU"
-    assert demand(wanting(mem(8, 2), whole(1)), RESOURCES, one) == ("8 GiB in equal parts of 2 GPUs and one whole GPU")
+    assert demand(wanting(mem(8, 2), whole(1)), RESOURCES, one) == ("8 GiB split evenly over 2 GPUs and one whole GPU")
     two = [*one, node_view("b", (8,), share_mib=256)]
     assert demand(wanting(mem(8), whole(2)), RESOURCES, two) == f"{MEM}: 8 of one GPU and 2 whole GPUs"
     assert demand(wanting(mem(8)), RESOURCES, [node_view("b", (8,), share_mib=None)]) == f"{MEM}: 8 of one GPU"
@@ -280,7 +280,7 @@ def test_of_many_nodes_reasons_are_counted_whatever_their_numbers_and_the_neares
         "",
         "1000 nodes share GPUs:",
         "  600  no GPU has 8 GiB free",
-        "  400  the largest GPU has … GiB in all",
+        "  400  the largest GPU has only … GiB",
     ]
     assert lines[5] == "full-000: no GPU has 8 GiB free"
     assert lines[7] == "  There would be room if this pod ended: default/a0 (10 GiB, priority 0)."
@@ -323,7 +323,7 @@ def test_where_kube_scheduler_allocates_no_room_is_promised_and_no_gpu_chosen() 
     lines = told(wanting(whole(1)), a, b, a=("it is cordoned",))
     assert [line for line in lines if line[:3] in {"a: ", "b: "}] == [
         "b: its GPUs have room",
-        "a: kube-scheduler gives out its GPUs, by a ResourceClaim (DRA), but it is cordoned",
+        "a: kube-scheduler allocates its GPUs through ResourceClaims (DRA), but it is cordoned",
     ]
     assert "".join(lines).count("would be chosen") == 1
     assert f"a: {BY_CLAIMS}" in told(wanting(mem(4)), a, b)

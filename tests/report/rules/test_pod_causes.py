@@ -52,8 +52,8 @@ def test_the_sentences_of_a_pod_that_waits() -> None:
             "sum of a node's free GPU memory. Set schedulerName: gpushare-scheduler."
         ),
         (
-            f"No node shares GPUs: none has GPUs written on it by an agent, nor {MEM} in its capacity. "
-            "Label GPU nodes gpushare=true and see the agent's log there."
+            f"No node shares GPUs: no agent has published GPUs, and no node has {MEM} in its capacity. Label GPU "
+            "nodes gpushare=true, then check the agent's log there."
         ),
         "Event FailedMount: x",
     ]
@@ -241,7 +241,7 @@ ON_N = "on-node node=n phase=Pending"
 @pytest.mark.parametrize(
     ("placed", "status", "nodes", "expected"),
     [
-        (pod(node_name="n", annotations={IDX: "1"}), NO_STATUS, None, [ON_N, "has gpu=1 facts= amount=4 units"]),
+        (pod(node_name="n", annotations={IDX: "1"}), NO_STATUS, None, [ON_N, "has gpu=1 facts= amount=4 shares"]),
         (
             pod({COUNT: 1}, **LOST),
             SchedulingStatus(message="the node was lost"),

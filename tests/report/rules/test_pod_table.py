@@ -54,7 +54,7 @@ def test_over_use_trespass_and_loose_limits_are_said() -> None:
     view = node_view("n", (15,), pod_on("over", {0: 4}, deleting=True), report=report(*parts))
     over, thief = pod_rows([view])
     assert (over.state, over.bad) == ("over; limit not held; ending", True)
-    assert (thief.pod, thief.given, thief.state, thief.percent) == ("default/thief", "nothing", "not given", None)
+    assert (thief.pod, thief.given, thief.state, thief.percent) == ("default/thief", "nothing", "not assigned", None)
 
 
 def test_how_long_a_pod_is_idle_is_said_and_sorts() -> None:
@@ -111,12 +111,12 @@ def test_of_pods_alone_their_annotations_are_known() -> None:
     usage = Usage(((0, 1), (2, 3)), (4,), unplaced_shares=5, unplaced_gpus=2)
     rows = rows_alone([(plain, usage), (over, Usage(((0, 1),)))])
     assert [(row.gpu, row.given) for row in rows] == [
-        ("0", "1 unit"),
-        ("2", "3 units"),
+        ("0", "1 share"),
+        ("2", "3 shares"),
         ("4", "whole"),
-        ("?", "5 units"),
+        ("?", "5 shares"),
         ("?", "2 whole"),
-        ("0", "1 unit"),
+        ("0", "1 share"),
     ]
     assert [(row.state, row.bad) for row in (rows[0], rows[-1])] == [("Running", False), ("over", True)]
 

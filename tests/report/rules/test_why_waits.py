@@ -49,8 +49,8 @@ def test_the_most_frequent_reasons_come_first_with_their_numbers() -> None:
     nodes = [full("a"), full("b"), node_view("c", (4,)), node_view("d", (15,), unhealthy={0: "XID 48"})]
     nodes += [node_view("e", (15,), problem="broken"), node_view("f", (15,), problem="odd")]
     said = told(why_waits, STATUS, (), found(8, nodes))
-    assert said.startswith("None of 6 nodes takes it: ")
-    first, *_ = said.removeprefix("None of 6 nodes takes it: ").split("; ")
+    assert said.startswith("Fits on none of 6 nodes: ")
+    first, *_ = said.removeprefix("Fits on none of 6 nodes: ").split("; ")
     assert first.endswith("(2)")
     assert said.endswith("; other reasons (2).")
 
@@ -62,7 +62,7 @@ def told(say: Callable[..., Finding | None], *of: Any) -> str:
 
 def test_a_cluster_with_one_node_names_it() -> None:
     said = told(why_waits, STATUS, (), found(8, [full("a")]))
-    assert said.startswith("The only node that shares GPUs, a, does not take it: ")
+    assert said.startswith("Does not fit on a, the only node that shares GPUs: ")
 
 
 def test_a_pod_that_fits_waits_for_its_scheduler() -> None:
@@ -87,7 +87,7 @@ def test_a_pod_that_no_scheduler_looks_at_says_so() -> None:
     assert (
         told(why_waits, gated, (waits,), found(8, [full("a")])) == told(why_waits, STATUS, (waits,), ()) == str(waits)
     )
-    assert told(why_waits, STATUS, (), ()) == "It is not known yet why it waits."
+    assert told(why_waits, STATUS, (), ()) == "Why it is pending is not known yet."
 
 
 def test_room_is_made_by_the_fewest_pods_of_the_nearest_node() -> None:
@@ -121,7 +121,7 @@ def test_room_on_a_node_that_keeps_the_pod_away_is_told_with_the_reason() -> Non
         "The GPUs of a have room, but it has the taint gpu:NoSchedule."
     )
     assert told(what_makes_room, found(8, [full("a")], kept), everyone).endswith(
-        "(10 GiB, priority 0), but for the pod: it has the taint gpu:NoSchedule."
+        "(10 GiB, priority 0); however, it has the taint gpu:NoSchedule."
     )
 
 
@@ -146,7 +146,7 @@ def test_a_demand_is_told_as_it_is_written() -> None:
 def test_reasons_that_differ_in_numbers_alone_are_one_also_beside_others() -> None:
     nodes = [node_view("a", (4,)), node_view("b", (6,))]
     assert told(why_waits, STATUS, (), found(8, nodes, {"a": TAINTED, "b": TAINTED})) == (
-        "None of 2 nodes takes it: it has the taint gpu:NoSchedule; the largest GPU has … GiB in all (2)."
+        "Fits on none of 2 nodes: it has the taint gpu:NoSchedule; the largest GPU has only … GiB (2)."
     )
 
 
@@ -157,6 +157,6 @@ def test_of_many_reasons_the_most_frequent_are_told() -> None:
     }
     said = told(why_waits, STATUS, (), found(8, nodes, kept))
     assert said.startswith(
-        "None of 5 nodes takes it: the pod requires the node label a; the largest GPU has 4 GiB in all (2); "
+        "Fits on none of 5 nodes: the pod requires the node label a; the largest GPU has only 4 GiB (2); "
     )
     assert said.endswith("; other reasons (1).")

@@ -52,7 +52,7 @@ def test_a_cordoned_gpu_has_no_room_and_what_runs_there_counts() -> None:
         ((0, 4), ("GPU-0",), 5, f"GPU 0 is {SAYS}"),
         ((0, 0), ("GPU-0", "GPU-1"), 5, f"GPU 0 is {SAYS}"),
         ((4, 4), ("GPU-0",), 5, "no GPU has 5 GiB free"),
-        ((4, 4), ("GPU-0", "GPU-1"), 9, "the largest GPU has 8 GiB in all"),
+        ((4, 4), ("GPU-0", "GPU-1"), 9, "the largest GPU has only 8 GiB"),
     ],
 )
 def test_the_reason_names_a_cordon_only_where_it_is_the_reason(

@@ -221,52 +221,52 @@ REASONS: dict[str, tuple[Demand, Candidate, str, bool]] = {
         "no GPU has a gpu-mem of 3 free",
         False,
     ),
-    "all too small": (mem(9), node(8, 5), "the largest GPU has 8 GiB in all", True),
+    "all too small": (mem(9), node(8, 5), "the largest GPU has only 8 GiB", True),
     "too small by a share of unknown size": (
         mem(9),
         node(8, 5, share_mib=None),
-        "the largest GPU has a gpu-mem of 8 in all",
+        "the largest GPU has only a gpu-mem of 8",
         True,
     ),
     "the largest is out of service": (
         mem(9),
         node(16, 8, 21, unhealthy=(0, 2)),
-        "the largest GPU in service has 8 GiB in all, and one of 21 GiB is out of service",
+        "the largest healthy GPU has 8 GiB, and one of 21 GiB is unhealthy",
         True,
     ),
     "one that is too small as well is out of service": (
         mem(9),
         node(8, 7, unhealthy=(1,)),
-        "the largest GPU has 8 GiB in all",
+        "the largest GPU has only 8 GiB",
         True,
     ),
-    "all out of service": (mem(1), node(8, 8, unhealthy=(0, 1)), "no GPU is healthy", True),
-    "no whole one in service": (whole(1), node(8, unhealthy=(0,)), "no GPU is healthy", True),
+    "all out of service": (mem(1), node(8, 8, unhealthy=(0, 1)), "no healthy GPU", True),
+    "no whole one in service": (whole(1), node(8, unhealthy=(0,)), "no healthy GPU", True),
     "all whole": (mem(4), node(8, 8, taken=(0, 1)), "all GPUs are exclusively allocated", False),
     "all whole, two wanted": (mem(4, 2), node(8, 8, taken=(0, 1)), "all GPUs are exclusively allocated", False),
     "large enough are whole": (mem(4), node(8, 2, taken=(0,)), "no GPU has 4 GiB free", False),
     "one of two is full": (mem(8, 2), node(8, 8, used={1: 5}), "fewer than 2 GPUs have 4 GiB free", False),
     "one of two is whole": (mem(8, 2), node(8, 8, taken=(1,)), "fewer than 2 GPUs have 4 GiB free", False),
-    "one of two is small": (mem(8, 2), node(8, 3), "fewer than 2 GPUs have 4 GiB in all", True),
-    "fewer than two": (mem(8, 2), node(8), "fewer than 2 GPUs have 4 GiB in all", True),
+    "one of two is small": (mem(8, 2), node(8, 3), "fewer than 2 GPUs have 4 GiB", True),
+    "fewer than two": (mem(8, 2), node(8), "fewer than 2 GPUs have 4 GiB", True),
     "fewer than two in service": (
         mem(8, 2),
         node(8, 8, unhealthy=(0,)),
-        "fewer than 2 GPUs in service have 4 GiB in all",
+        "fewer than 2 healthy GPUs have 4 GiB",
         True,
     ),
     "fewer than three, of which one is in service": (
         mem(12, 3),
         node(8, 8, unhealthy=(0,)),
-        "fewer than 3 GPUs have 4 GiB in all",
+        "fewer than 3 GPUs have 4 GiB",
         True,
     ),
-    "fewer than two, and whole": (mem(8, 2), node(8, taken=(0,)), "fewer than 2 GPUs have 4 GiB in all", True),
-    "a share of it is in use": (whole(1), node(8, used={0: 1}), "no GPU is unused", False),
-    "in whole use": (whole(1), node(8, taken=(0,)), "no GPU is unused", False),
-    "one of two is used": (whole(2), node(8, 8, used={1: 1}), "fewer than 2 GPUs are unused", False),
-    "more whole ones than there are": (whole(3), node(8, 8), "fewer than 3 GPUs are healthy", True),
-    "more than are in service": (whole(2), node(8, 8, unhealthy=(0,)), "fewer than 2 GPUs are healthy", True),
+    "fewer than two, and whole": (mem(8, 2), node(8, taken=(0,)), "fewer than 2 GPUs have 4 GiB", True),
+    "a share of it is in use": (whole(1), node(8, used={0: 1}), "no unused GPU", False),
+    "in whole use": (whole(1), node(8, taken=(0,)), "no unused GPU", False),
+    "one of two is used": (whole(2), node(8, 8, used={1: 1}), "fewer than 2 unused GPUs", False),
+    "more whole ones than there are": (whole(3), node(8, 8), "fewer than 3 healthy GPUs", True),
+    "more than are in service": (whole(2), node(8, 8, unhealthy=(0,)), "fewer than 2 healthy GPUs", True),
 }
 
 
@@ -278,7 +278,7 @@ def test_the_sentence_says_what_is_missing(demand: Demand, there: Candidate, sen
 def test_what_can_never_be_is_told_before_what_may_come() -> None:
     """4 GiB would become free, 9 GiB never."""
     assert why(asking(mem(4), mem(9)), node(8, used={0: 6})) == Refused(
-        "the largest GPU has 8 GiB in all", unresolvable=True
+        "the largest GPU has only 8 GiB", unresolvable=True
     )
     assert why(asking(mem(4), mem(6)), node(16, used={0: 13})) == Refused("no GPU has 4 GiB free", unresolvable=False)
 
@@ -304,7 +304,7 @@ def divided(memory: int, count: int) -> Candidate:
 def test_gpushares_plugin_gives_one_container_memory_of_one_gpu() -> None:
     assert places(asking(mem(4)), divided(30, 2)) == [{0: 4}]
     assert why(asking(mem(16)), divided(30, 2)) == Refused(
-        "the largest GPU has a gpu-mem of 15 in all", unresolvable=True
+        "the largest GPU has only a gpu-mem of 15", unresolvable=True
     )
 
 
@@ -323,7 +323,7 @@ def test_gpushares_plugin_is_told_of_no_second_gpu_and_no_second_container(asked
 
 def test_where_gpushares_plugin_has_one_gpu_it_gives_that_to_all() -> None:
     assert places(asking(mem(2), mem(2)), divided(15, 1)) == [{0: 2}, {0: 2}]
-    assert why(asking(mem(4, gpus=2)), divided(15, 1)).sentence == "fewer than 2 GPUs have a gpu-mem of 2 in all"
+    assert why(asking(mem(4, gpus=2)), divided(15, 1)).sentence == "fewer than 2 GPUs have a gpu-mem of 2"
 
 
 # --- what the pod's owner wishes
@@ -360,10 +360,10 @@ CHOOSY: dict[str, tuple[Demand, GpuSelector, str, bool]] = {
     "too small": (
         mem(9),
         GpuSelector(use_models=("T4",)),
-        "the largest GPU has 8 GiB in all, among the GPUs that the pod's annotations allow",
+        "the largest GPU has only 8 GiB, among the GPUs that the pod's annotations allow",
         True,
     ),
-    "all are allowed": (mem(17), GpuSelector(avoid_models=("H100",)), "the largest GPU has 16 GiB in all", True),
+    "all are allowed": (mem(17), GpuSelector(avoid_models=("H100",)), "the largest GPU has only 16 GiB", True),
 }
 
 
@@ -508,11 +508,11 @@ def test_no_pod_goes_to_a_node_that_serves_claims_while_its_agent_is_away() -> N
     [
         (
             GpuSelector(use_models=("T4",)),
-            "kube-scheduler gives out its GPUs by ResourceClaims (DRA) and may choose any, and ",
+            "kube-scheduler allocates its GPUs through ResourceClaims (DRA) and may choose any, and ",
         ),
         (
             GpuSelector(avoid_uuids=("GPU-1",)),
-            "kube-scheduler gives out its GPUs by ResourceClaims (DRA) and may choose ",
+            "kube-scheduler allocates its GPUs through ResourceClaims (DRA) and may choose ",
         ),
         (GpuSelector(use_models=("H100",)), "the pod's annotations allow none of its GPUs"),
     ],
@@ -600,7 +600,7 @@ def test_each_container_gets_an_instance_of_its_own_or_shares_one() -> None:
 
 def test_no_container_gets_memory_of_two_instances() -> None:
     there = node(10, 10, 10, cards=ONE)
-    assert why(asking(mem(12)), there) == Refused("the largest MIG instance has 10 GiB in all", unresolvable=True)
+    assert why(asking(mem(12)), there) == Refused("the largest MIG instance has only 10 GiB", unresolvable=True)
     assert why(asking(mem(12, gpus=2)), there) == Refused(
         "it has MIG instances only, and no container can use several of them", unresolvable=True
     )
@@ -627,10 +627,10 @@ def test_a_whole_gpu_is_never_an_instance() -> None:
         "it has MIG instances only, none of its GPUs is whole", unresolvable=True
     )
     there = node(80, 10, 10, cards={1: "GPU-8", 2: "GPU-8"})
-    assert why(asking(whole(2)), there) == Refused("fewer than 2 GPUs are healthy", unresolvable=True)
+    assert why(asking(whole(2)), there) == Refused("fewer than 2 healthy GPUs", unresolvable=True)
     assert places(asking(whole(1)), there) == [{0: 80}]
     busy = node(80, 10, used={0: 1}, cards={1: "GPU-8"})
-    assert why(asking(whole(1)), busy) == Refused("no GPU is unused", unresolvable=False)
+    assert why(asking(whole(1)), busy) == Refused("no unused GPU", unresolvable=False)
 
 
 BESIDE = {1: "GPU-8"}
@@ -650,31 +650,31 @@ SENTENCES: dict[str, tuple[GpuRequest, Candidate, str, bool]] = {
     "too large for all": (
         asking(mem(81)),
         node(80, 10, cards=BESIDE),
-        "the largest GPU or MIG instance has 80 GiB in all",
+        "the largest GPU or MIG instance has only 80 GiB",
         True,
     ),
     "the GPU has failed": (
         asking(mem(11)),
         node(80, 10, cards=BESIDE, unhealthy=(0,)),
-        "the largest GPU or MIG instance in service has 10 GiB in all, and one of 80 GiB is out of service",
+        "the largest healthy GPU or MIG instance has 10 GiB, and one of 80 GiB is unhealthy",
         True,
     ),
     "all have failed": (
         asking(mem(1)),
         node(80, 10, cards=BESIDE, unhealthy=(0, 1)),
-        "no GPU or MIG instance is healthy",
+        "no healthy GPU or MIG instance",
         True,
     ),
     "all instances have failed": (
         asking(mem(1)),
         node(10, cards=ONE, unhealthy=(0,)),
-        "no MIG instance is healthy",
+        "no healthy MIG instance",
         True,
     ),
     "all GPUs have failed": (
         asking(whole(1)),
         node(80, 10, cards=BESIDE, unhealthy=(0,)),
-        "no GPU is healthy",
+        "no healthy GPU",
         True,
     ),
     "the pod may have the instances alone": (
@@ -700,7 +700,7 @@ def test_a_node_that_gives_its_instances_whole_says_so() -> None:
     instance = ListedGpu(0, 10, instance=ListedInstance("GPU-8", 0, 0, "1g.10gb", 7, "aliyun.com/mig-1g.10gb"))
     for ask in (asking(mem(1)), asking(whole(1))):
         assert why(ask, candidate("n", NodeGpus(share_mib=1024, instances=(instance,)), [])) == Refused(
-            "its MIG instances are given whole, by the resources of their profiles, and it shares no GPU",
+            "its MIG instances are allocated whole, through the resources of their profiles, and it shares no GPU",
             unresolvable=True,
         )
 

@@ -115,8 +115,8 @@ def test_both_resources_in_one_container_are_impossible() -> None:
     limits = {MEM.name: 4, COUNT.name: 1}
     both = Pod("u", "default", "a", containers=(Container("main", ContainerKind.APP, 0, limits),))
     assert refused(both) == (
-        "container 'main' asks for aliyun.com/gpu-mem and aliyun.com/gpu-count, which are the same hardware; "
-        "ask for one of them"
+        "container 'main' requests aliyun.com/gpu-mem and aliyun.com/gpu-count, which are the same hardware; request "
+        "one of them"
     )
 
 
@@ -166,8 +166,8 @@ def test_a_split_over_more_gpus_than_a_node_can_have_is_impossible() -> None:
 def test_memory_of_several_containers_is_not_split(containers: list[tuple[str, int]]) -> None:
     """The kubelet would hand an init container's devices on as it likes, and not in equal parts."""
     assert refused(pod(*containers, labels={SPLIT_LABEL: "2"})) == (
-        "the pod label aliyun.com/gpu-count splits the GPU memory of one container, and several containers of "
-        "this pod ask for some; let only one ask, or remove the label"
+        "the pod label aliyun.com/gpu-count splits the GPU memory of one container, and several containers of this "
+        "pod request some; have only one request it, or remove the label"
     )
 
 
@@ -180,7 +180,7 @@ def test_a_split_that_is_not_even_is_impossible() -> None:
 
 def test_a_pod_of_very_many_parts_is_not_tried() -> None:
     assert isinstance(ask(pod(*[(f"c{n}", 1) for n in range(16)]), RESOURCES), GpuRequest)
-    assert "more than 16 of its containers ask for GPUs" in refused(pod(*[(f"c{n}", 1) for n in range(17)]))
+    assert "more than 16 of its containers request GPUs" in refused(pod(*[(f"c{n}", 1) for n in range(17)]))
 
 
 def test_who_writes_bytes_is_told_that_shares_are_counted() -> None:
@@ -196,15 +196,13 @@ def test_more_whole_gpus_than_a_node_can_have_are_impossible() -> None:
     assert asked(pod(("c0", 128), resource=COUNT)) == GpuRequest((whole(128),))
     for gpus in (129, 2**63 - 1):
         assert refused(pod(("c0", gpus), resource=COUNT)) == (
-            f"it asks for {gpus} whole GPUs, and no node can have more than 128"
+            f"it requests {gpus} whole GPUs, and no node can have more than 128"
         )
 
 
 def test_a_pod_of_very_many_containers_is_not_looked_at() -> None:
     """Whatever they ask for, be it nothing; those that name none of our resources do not count."""
-    sentence = (
-        "more than 64 of its containers have a limit of aliyun.com/gpu-mem or aliyun.com/gpu-count; let fewer have one"
-    )
+    sentence = "more than 64 of its containers have a limit of aliyun.com/gpu-mem or aliyun.com/gpu-count; use fewer"
     assert isinstance(ask(pod(*[(f"i{n}", 1) for n in range(64)]), RESOURCES), GpuRequest)
     assert refused(pod(*[(f"i{n}", 1) for n in range(65)])) == sentence
     assert refused(pod(*[(f"i{n}", 0) for n in range(65)])) == sentence

@@ -16,7 +16,7 @@ from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 _AT_ONCE = 32
 """Places that are tried in one step, each within a tenth of a millisecond."""
 _POLICY = "binpack"
-_CHANGED = "something has come to it, or to where its pods would go, since that was decided"
+_CHANGED = "pods have arrived there, or where its pods would go, since that was decided"
 
 
 @dataclass(frozen=True, slots=True)

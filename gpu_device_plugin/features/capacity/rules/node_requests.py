@@ -192,7 +192,7 @@ UNSCHEDULABLE: Mapping[str, Any] = {
     "type": "PodScheduled",
     "status": "False",
     "reason": "Unschedulable",
-    "message": "It stands for room that the cluster's autoscaler is to provide, and is never placed.",
+    "message": "A placeholder for room that the cluster's autoscaler should provide; it is never scheduled.",
 }
 """The condition of a pod for which an autoscaler adds a node; of other pods a scheduler writes it."""
 

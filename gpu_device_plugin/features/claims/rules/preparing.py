@@ -100,8 +100,7 @@ def _gpus(node: Node, claim: Claim, node_name: str, *, running: bool) -> list[_G
     if not ours:
         return Refusal(
             RefusalCode.UNKNOWN_DEVICE,
-            f"claim {claim} has no device of {DRIVER} allocated (any more); delete the pod so that it is scheduled "
-            "again",
+            f"claim {claim} has no device of {DRIVER} allocated; delete the pod so that it is scheduled again",
         )
     known = {shared.gpu.uuid.lower(): shared for shared in node.shares.gpus if not shared.gone or running}
     found: list[_Given] = []
@@ -117,14 +116,14 @@ def _gpus(node: Node, claim: Claim, node_name: str, *, running: bool) -> list[_G
         if shared is None:
             return Refusal(
                 RefusalCode.UNKNOWN_DEVICE,
-                f"device {device.name} of claim {claim} is not on this node (any more); delete the pod so that it is "
-                "scheduled again",
+                f"device {device.name} of claim {claim} is not on this node; delete the pod so that it is scheduled "
+                "again",
             )
         if watched and not device.admin:
             return Refusal(
                 RefusalCode.BAD_PARAMETERS,
-                f"device {device.name} of claim {claim} is for programs that look at a GPU beside those who have it; "
-                "let the request say adminAccess: true, in a namespace that may",
+                f"device {device.name} of claim {claim} is for monitoring a GPU that others hold; set adminAccess: "
+                "true on the request, in a namespace that allows it",
             )
         # An instance that is only given whole, and the claim's DeviceClass does not say so.
         whole = device.whole or (shared.gpu.instance is not None and SHARES not in shared.offered)
@@ -133,8 +132,8 @@ def _gpus(node: Node, claim: Claim, node_name: str, *, running: bool) -> list[_G
     if len(ways) > 1:
         return Refusal(
             RefusalCode.BOTH_RESOURCES,
-            f"claim {claim} has whole GPUs, whole MIG instances, parts of them or access beside others at once, which "
-            "one set of variables cannot describe; use one claim for each",
+            f"claim {claim} mixes whole GPUs, whole MIG instances, shares of them or admin access, which one set of "
+            "variables cannot describe; use one claim for each",
         )
     return found
 
@@ -147,9 +146,9 @@ def _several_instances(claim: Claim, gpus: Collection[_Given]) -> Refusal | None
     names = " and ".join(there[position].name for position in sorted(there))
     return Refusal(
         RefusalCode.SEVERAL_INSTANCES,
-        f"claim {claim} was allocated parts of {names}, and no program can use a MIG instance together with another "
+        f"claim {claim} was allocated shares of {names}, and no program can use a MIG instance together with another "
         "one or with a GPU; ask for one device, for several of one instance by the constraint matchAttribute: "
-        "gpu-device-plugin/uuid, or for parts of several GPUs by devices without the attribute profile",
+        "gpu-device-plugin/uuid, or for shares of several GPUs by devices without the attribute profile",
     )
 
 
@@ -160,8 +159,8 @@ def _cannot_borrow(claim: Claim, gpus: Collection[_Given]) -> Refusal | None:
         return None
     return Refusal(
         RefusalCode.BAD_PARAMETERS,
-        f"claim {claim} has the parameter memoryLimit, and only a part of one GPU may be exceeded: no whole GPU, "
-        "no MIG instance or part of one, and no parts of several GPUs; leave memoryLimit out",
+        f"claim {claim} has the parameter memoryLimit, which works only for shares of a single GPU, not for whole "
+        "GPUs, MIG instances, shares of them, or shares of several GPUs; leave memoryLimit out",
     )
 
 
@@ -246,8 +245,8 @@ def _shares(
             return Refusal(
                 RefusalCode.NO_ROOM,
                 f"{shared.name} has {format_mib(len(free) * share_mib)} free, and claim {claim} was allocated "
-                f"{format_mib(count * share_mib)} of it: a container that has ended for the API server may still run; "
-                "this is tried again",
+                f"{format_mib(count * share_mib)} of it: a container that has ended for the API server may still "
+                "run; this is retried",
             )
         found.update([*own, *free][:count])
     percent = max(device.compute for device in devices)
@@ -262,11 +261,11 @@ def _closed(node: Node, shared: SharedGpu) -> Refusal | None:
     """Refuse a GPU that can give nothing now."""
     name, uuid = shared.name, shared.gpu.uuid
     if why := node.block(uuid).everyone:
-        return Refusal(RefusalCode.UNHEALTHY, f"{name} is out of service: {why}")
+        return Refusal(RefusalCode.UNHEALTHY, f"{name} is unhealthy: {why}")
     if uuid in node.ledger.held_by_other_resource:
         return Refusal(
             RefusalCode.OTHER_RESOURCE,
-            f"{name} is in use through {node.ledger.held_by_other_resource[uuid]}; this is tried again",
+            f"{name} is in use through {node.ledger.held_by_other_resource[uuid]}; this is retried",
         )
     if not node.ledger.certain:
         return Refusal(
@@ -278,7 +277,7 @@ def _closed(node: Node, shared: SharedGpu) -> Refusal | None:
 
 
 def _taken(shared: SharedGpu) -> Refusal:
-    why = f"{shared.name} is still in use by another claim or container; this is tried again"
+    why = f"{shared.name} is still in use by another claim or container; this is retried"
     return Refusal(RefusalCode.IN_WHOLE_USE, why)
 
 

@@ -21,7 +21,7 @@ from gpu_device_plugin.scheduler.rules.fitting import Fit, allowed, likeness
 from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest
 from gpu_device_plugin.scheduler.rules.usage import growable
 
-_UNLISTED = GpuRoom("", 0, 0, None, "its node does not list its GPU at present")
+_UNLISTED = GpuRoom("", 0, 0, None, "its node does not list its GPU at the moment")
 
 
 class Outcome(StrEnum):
@@ -86,7 +86,7 @@ def resize(
         for size in found
         if size.more > 0
     ]
-    growth = grow(requests, {pod.namespace: allowance}, "{gpu} has {free} that is promised to nobody")
+    growth = grow(requests, {pod.namespace: allowance}, "{gpu} has {free} that is not assigned to anyone")
     raised = {size.container: size.target for size in found if (pod.uid, size.container) in growth.granted}
     why = [*says.wish.in_vain(promised), *growth.refused.values()]
     if not raised and not why and lower:
@@ -112,7 +112,7 @@ def _rooms(node: Candidate | None) -> Mapping[int, GpuRoom]:
         return rooms
     for room in node.rooms:
         name = f"GPU {room.position} of {node.name}"
-        closed = "" if room.healthy else f"{name} is out of service or cordoned"
+        closed = "" if room.healthy else f"{name} is unhealthy or cordoned"
         if room.card is not None:
             closed = f"{name} is a MIG instance, on which no guarantee grows"
         rooms[room.position] = GpuRoom(name, room.total, room.free, node.gpus.share_mib, closed)

@@ -353,20 +353,20 @@ def borrowed(request: ReclaimRequest, gpu: str) -> str:
     """Return what a container borrows, and who needs it, as a clause for its owner; `gpu` as for `use_of`."""
     needed_by = f" for {request.told_needed_by or 'another pod'}" if request.needed_by else ""
     return (
-        f"container {printable(request.place[1])} borrows {request.borrowed_mib:,} MiB of {gpu} beyond its guarantee, "
-        f"and {request.mib:,} MiB of that are needed{needed_by}"
+        f"container {printable(request.place[1])} borrows {request.borrowed_mib:,} MiB of {gpu} beyond its "
+        f"guarantee, of which {request.mib:,} MiB are needed{needed_by}"
     )
 
 
 def ultimatum(request: ReclaimRequest, now: float, *, evicts: bool) -> str:
     """Return what happens to a pod that does not return what is needed, as a clause; `now` in monotonic seconds."""
     if not evicts:
-        return "nothing evicts it, since the setting borrowers is report"
+        return "it is not evicted, because the setting borrowers is report"
     if request.until is None:
-        return f"nothing evicts it: {spared(request.pod) or 'it was told the limit of another container'}"
+        return f"it is not evicted: {spared(request.pod) or 'it was told the limit of another container'}"
     if request.until > now:
-        return f"in {duration(request.until - now)} it may be evicted"
-    return "it is to be evicted"
+        return f"it may be evicted in {duration(request.until - now)}"
+    return "it will be evicted"
 
 
 def misdirected(holder: ContainerGpus, container: str, meant: Pod | None) -> str:
@@ -387,8 +387,8 @@ def misdirected(holder: ContainerGpus, container: str, meant: Pod | None) -> str
     limits = "" if told_mib in {None, own_mib} else f" (a limit of {mib(told_mib)}, and its own is {mib(own_mib)})"
     return (
         f"container {holder.container} was started with the variables of {whose}{limits}: the kubelet does not say "
-        "for which pod it asks, and asked in another order than expected. Its memory file is right, and it is not "
-        "evicted for this; delete the pod to give it its own variables"
+        "which pod it asks for, and asked in an unexpected order. Its memory file is correct, and it is not evicted "
+        "for this; delete the pod to give it its own variables"
     )
 
 

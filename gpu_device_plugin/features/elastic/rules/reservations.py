@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node.rules.node import Node
 
 _CONFIRMED = IdState()
-UNDECIDED = "the scheduler has not decided on it yet"
-_TOO_LITTLE = "{gpu} has {free} left that is promised to nobody, and {more} more are asked for"
+UNDECIDED = "the scheduler has not decided yet"
+_TOO_LITTLE = "{gpu} has {free} left that is not assigned to anyone, and the request needs {more} more"
 
 
 class GpuRoom(NamedTuple):
@@ -37,7 +37,7 @@ class GpuRoom(NamedTuple):
     """For people."""
     total: int
     free: int
-    """What is promised to nobody."""
+    """What is not assigned to anyone."""
     share_mib: int | None
     """None: not known."""
     closed: str = ""
@@ -291,7 +291,7 @@ def _rooms(node: Node, expected: tuple[Mapping[int, int], int]) -> Mapping[int, 
         uuid, use, total = shared.gpu.uuid, node.use(shared), len(shared.shares)
         block, closed = node.block(uuid), ""
         if block.everyone:
-            closed = f"{shared.name} is out of service: {block.everyone}"
+            closed = f"{shared.name} is unhealthy: {block.everyone}"
         elif block.new_pods:
             closed = f"{shared.name} is {block.new_pods}"
         elif not node.ledger.certain or uuid in node.ledger.held_by_other_resource or use.whole:
@@ -335,7 +335,7 @@ def answer(
     why = [
         says.wish.malformed,
         *says.wish.in_vain(names),
-        "" if names or says.wish.every is None else "no container has shares of one GPU, which alone can grow",
+        "" if names or says.wish.every is None else "no container has shares of a single GPU, and only those can grow",
         says.promised.why if says.promised is not None and decided else "",
         UNDECIDED if waits else "",
         *(refused[each.key] for each in containers if each.key in refused),

@@ -19,10 +19,10 @@ _MANY_LINK_ERRORS = 6000
 _LOADED_PERCENT = 20
 """With this load a GPU has no reason to save power on its link."""
 
-_COOL = "see to its cooling: fans, dust, the air or water that reaches it"
-_SUPPLY = "see whether the machine's power supplies work and suffice (its management controller knows)"
+_COOL = "check its cooling: fans, dust, the air or water that reaches it"
+_SUPPLY = "check the machine's power supplies (its management controller reports their state)"
 _PROTECTION = "see nvidia-smi -q -d PERFORMANCE,POWER on the node, and whether its power cables fit"
-_LINK = "nvidia-smi nvlink -e tells the link; if this goes on, have its GPU and bridge or baseboard seen to"
+_LINK = "nvidia-smi nvlink -e names the link; if this goes on, have its GPU and bridge or baseboard checked"
 # The first that applies is told. Hardware slowdown alone may be a change of clocks (nvml.h), unless it lasts.
 _SLOWED = (
     (BY_HEAT, "slowed-by-heat", "by heat", _COOL),
@@ -103,21 +103,21 @@ def _slowed_now(gpu_name: str, gpu: GpuTelemetry) -> Iterator[Finding]:
             yield severity(code, f"{{gpu}} is slowed {why}{at}", advice, gpu=gpu_name, temperature=temperature or 0)
             return
     if temperature is not None and limit is not None and temperature >= limit:
-        text = "{gpu} is at {temperature} °C, and its hardware slows it from {limit} °C on"
+        text = "{gpu} is at {temperature} °C, and its hardware slows it at {limit} °C"
         yield warning("too-hot", text, _COOL, gpu=gpu_name, temperature=temperature, limit=limit)
 
 
 def _faults(gpu_name: str, gpu: GpuTelemetry) -> Iterator[Finding]:
     """Yield what is wrong with a GPU for longer than a moment."""
     if _less(gpu.pcie_width, gpu.pcie_width_max):
-        text = "{gpu} has {lanes} of the {most} PCIe lanes that it and its slot can have"
-        advice = "seat it and its riser anew, and see the firmware's settings of the slot; copies to it are slower"
+        text = "{gpu} has {lanes} of the {most} PCIe lanes that it and its slot support"
+        advice = "reseat it and its riser, and check the slot's firmware settings; copies to it are slower"
         yield warning(
             "pcie-narrow", text, advice, gpu=gpu_name, lanes=gpu.pcie_width or 0, most=gpu.pcie_width_max or 0
         )
     if (gpu.sm_percent or 0) >= _LOADED_PERCENT and _less(gpu.pcie_generation, gpu.pcie_generation_max):
         text = "{gpu} is busy, and its PCIe link is of generation {now}, where {most} is possible"
-        advice = "see the firmware's settings of the slot, and lspci -vv for errors of the link"
+        advice = "check the slot's firmware settings, and lspci -vv for link errors"
         now, most = gpu.pcie_generation or 0, gpu.pcie_generation_max or 0
         yield warning("pcie-slow", text, advice, gpu=gpu_name, now=now, most=most)
     if gpu.ecc_uncorrected:

@@ -98,7 +98,7 @@ class GpuWindow:
         """Why the condition of the GPU lacks something, as a clause."""
         if self.gpu.uuid.startswith("MIG-"):
             return note("condition-of-no-instance", "MIG instances have none of their own")
-        return note("condition-untold", "not read, or not told by the driver")
+        return note("condition-untold", "not read, or not reported by the driver")
 
     def lasted_s(self, flags: Sequence[bool]) -> float:
         """Return for how many of the last seconds a flag was set."""

@@ -56,10 +56,10 @@ _MANY_CORRECTED = 100
 """Single memory errors that ECC corrects occur on healthy GPUs and cost nothing."""
 
 _SLOWDOWNS: Mapping[str, tuple[int, str, str]] = {
-    "slowed-by-heat": (BY_HEAT, "heat", "See the node's cooling"),
-    "slowed-by-power-brake": (Throttle.POWER_BRAKE, "its machine (power brake)", "See the node's power supplies"),
-    "slowed-by-hardware": (Throttle.HARDWARE, "itself (hardware slowdown)", "See its power cables and its cooling"),
-    "slowed-by-sync": (Throttle.SYNC, "the slowest GPU of its sync boost group", "See what slows that one"),
+    "slowed-by-heat": (BY_HEAT, "heat", "Check the node's cooling"),
+    "slowed-by-power-brake": (Throttle.POWER_BRAKE, "its machine (power brake)", "Check the node's power supplies"),
+    "slowed-by-hardware": (Throttle.HARDWARE, "itself (hardware slowdown)", "Check its power cables and its cooling"),
+    "slowed-by-sync": (Throttle.SYNC, "the slowest GPU of its sync boost group", "Find out what slows that one"),
     "slowed-by-power-cap": (Throttle.POWER_CAP, "its power limit", "See nvidia-smi -q -d POWER; -pl sets another"),
 }
 """By code: bits, words and advice."""
@@ -116,7 +116,9 @@ def _clocks_low(window: GpuWindow, _: MaySee) -> Verdict:
     told = window.condition.throttle & SLOWING or any((throttle[at] or 0) & SLOWING for at in steps)
     if not steady or told or speed >= _LOW_CLOCK:
         return None
-    text = "GPU {gpu} has a low clock, for which its driver tells no reason: {facts}. nvidia-smi -q -d CLOCK has more."
+    text = (
+        "GPU {gpu} has a low clock, for which its driver gives no reason: {facts}. nvidia-smi -q -d CLOCK shows more."
+    )
     return _cause("clocks-low", text, window, 1 - speed, facts=clock)
 
 
@@ -162,7 +164,7 @@ def _memory_full(window: GpuWindow, may_see: MaySee) -> Verdict:
         return None if isinstance(held, Held) else held
     left = max(0, min(granted, round(total - _mean(taken, held.at))))
     text = "Others left {left} of GPU {gpu} for the {granted} that the pod was granted, {period}: {who}."
-    nobody = note("nobodys", "processes of no pod")
+    nobody = note("nobodys", "processes outside pods")
     who = _largest(window, held, may_see, "used_mib", lambda mean: mib(round(mean))) or nobody
     loss = 1 - left / granted
     return _cause("memory-full", text, window, loss, held, left=mib(left), granted=mib(granted), who=who)
@@ -264,7 +266,8 @@ def _pcie_link(window: GpuWindow, _: MaySee) -> Verdict:
     also = note("carried", ", and it carried {percent} % of that while the pod worked", percent=percent)
     carried = also if steps else ""
     text = (
-        "The PCIe link of GPU {gpu} is slower than it could be: {facts:+ and }{carried}. Reseat it, and see its slot."
+        "The PCIe link of GPU {gpu} is slower than it could be: {facts:+ and }{carried}. Reseat the GPU, and check "
+        "its slot."
     )
     loss = (1 - (lanes / most if narrow else 1) * (generation / newest if slow else 1)) * percent / 100
     return _cause("pcie-link-slow", text, window, loss, facts=tuple(links), carried=carried)
@@ -278,8 +281,8 @@ def _degraded(window: GpuWindow, _: MaySee) -> Verdict:
     facts = [note("uncorrected", "{n:uncorrected error}", n=uncorrected)] * (uncorrected > 0)
     facts += [note("corrected", "{n:corrected error}", n=corrected)] * (corrected >= _MANY_CORRECTED)
     facts += [note("row-not-replaced", "a row that could not be replaced")] * bool(now.repair_failed)
-    facts += [note("rows-wait", "rows or pages that wait to be replaced")] * bool(now.repair_pending)
-    text = "The memory of GPU {gpu} has faults: {facts:+, }. Drain and reset the GPU; replace it if they come again."
+    facts += [note("rows-wait", "rows or pages that wait for replacement")] * bool(now.repair_pending)
+    text = "The memory of GPU {gpu} has faults: {facts:+, }. Drain and reset the GPU; replace it if they come back."
     # They end programs more often than they slow them, so other causes come first.
     return _cause("gpu-degraded", text, window, 0.02, facts=tuple(facts)) if facts else None
 
@@ -347,11 +350,11 @@ def slowness(
         if at_s is not None and at_s > now + _DAY_S:
             at_s = None
         if at_s is not None and now - at_s > RECENT_S:
-            text = "The figures of its node's agent are {age} old, so they do not tell whether it is slow."
+            text = "The figures of its node's agent are {age} old, too old to tell whether it is slow."
             return (Unknown("history-old", text, age=lasting(now - at_s)),)
         found |= {window.gpu.uuid: window for window in windows(history, namespace, pod, at_s)}
     if not found:
-        return (Unknown("history-empty", "Its node's agent has no figures of it that tell whether it is slow."),)
+        return (Unknown("history-empty", "Its node's agent has no figures that tell whether it is slow."),)
     # A pod of the same name may have had other GPUs within the hour.
     seen = [window for window in found.values() if any(window.present[at] for at in window.recent)]
     causes: list[Cause] = []
@@ -369,7 +372,7 @@ def slowness(
     findings = [*_merged(causes)]
     if looked and not causes:
         findings.append(_nothing(seen or [*found.values()], _named(looked)))
-    text = "Not looked at: {checks} ({why})."
+    text = "Not checked: {checks} ({why})."
     findings += [Unknown("not-looked-at", text, checks=_named(each), why=whys[why]) for why, each in unlooked.items()]
     return tuple(findings)
 
@@ -391,7 +394,7 @@ def _merged(causes: Iterable[Cause]) -> Iterator[Finding]:
 def _nothing(seen: Sequence[GpuWindow], looked: Finding) -> Finding:
     busy = [value for window in seen for at in window.recent if (value := window.sm[at]) is not None]
     period = lasting(max(window.lasted_s(window.present) for window in seen))
-    text = "Nothing was found that slowed it in the last {period}; looked at: {checks}."
+    text = "Found nothing that slowed it in the last {period}; checked: {checks}."
     percent = {"percent": max(0, min(100, sum(busy) // len(busy)))} if busy else {}
     text += " It kept the multiprocessors busy for {percent} % of it." if busy else ""
     return note("nothing-slows-it", text, period=period, checks=looked, **percent)

@@ -54,7 +54,7 @@ values (`default`, `topology`) say nothing of limits."""
 
 _REASONS: Mapping[Enforcement, str] = MappingProxyType(
     {
-        Enforcement.PARTITION: "MIG instances are given whole here, and the hardware keeps their memory apart",
+        Enforcement.PARTITION: "MIG instances are allocated whole here, and the hardware keeps their memory apart",
         Enforcement.DRIVER: "the driver limits the memory of cgroups where nvidia-container-toolkit from 1.20.1 on "
         "asks it to",
         Enforcement.MPS: "the server of MPS limits each process",
@@ -128,7 +128,7 @@ def enforcements(
             chosen[position] = GpuEnforcement(Enforcement.ADVISORY, lacking[Enforcement.DRIVER])
         else:
             why = f"{want.source} asks for {' or '.join(lacking)}: " + ", and ".join(lacking.values())
-            refusal = f"memory limits that hold are required here and not there: {why}" if refuse else ""
+            refusal = f"enforced memory limits are required here and not available: {why}" if refuse else ""
             chosen[position] = GpuEnforcement(Enforcement.ADVISORY, why, refusal)
             missing.setdefault(why, []).append(position)
     effect = "containers are refused shares (limits_fallback: refuse)" if refuse else "the limits are advisory there"

@@ -50,7 +50,7 @@ _BY_KIND = {
         "NVIDIA's MPS limits each process of the container, by variables that the container itself may change, and "
         "nothing reads that back"
     ),
-    Enforcement.CUSTOM: "the limit is the affair of a library that the administrator added, and nothing reads it back",
+    Enforcement.CUSTOM: "a library that the administrator added sets the limit, and nothing reads it back",
 }
 
 
@@ -91,14 +91,14 @@ def verified(
     granted_mib = holder.granted[uuid]
     if hard_mib == granted_mib:
         return LimitState(Enforcement.DRIVER, LimitStatus.HELD, hard_mib)
-    differs = f"the driver limits the container to {hard_mib} MiB on this GPU, and it was granted {granted_mib} MiB"
+    differs = f"driver limit {hard_mib} MiB, granted {granted_mib} MiB"
     if hard_mib == max(holder.granted.values()):
         why = (
-            f"{differs}: NVIDIA's runtime sets one limit on all GPUs of a container, that of its largest part; give it "
-            "equal parts"
+            f"{differs}: NVIDIA's runtime sets one limit for all GPUs of a container, that of its largest amount; "
+            "request equal amounts"
         )
     else:
-        why = f"{differs}: look whether the pod itself sets the variable {DRIVER_LIMIT}, which precedes the agent's"
+        why = f"{differs}: check whether the pod itself sets the variable {DRIVER_LIMIT}, which precedes the agent's"
     return LimitState(Enforcement.DRIVER, LimitStatus.DIFFERS, hard_mib, why)
 
 
@@ -121,7 +121,7 @@ def _of_changing(holder: ContainerGpus, uuid: str, hard_mib: int, now_mib: int) 
         )
     why = (
         f"the driver limits the container to {hard_mib} MiB on this GPU; it was started with {started_mib} MiB, and "
-        f"may use {now_mib} MiB now: look whether the pod itself sets the variable {DRIVER_LIMIT}, which precedes the "
+        f"may use {now_mib} MiB now: check whether the pod itself sets the variable {DRIVER_LIMIT}, which precedes the "
         "agent's"
     )
     return LimitState(Enforcement.DRIVER, LimitStatus.DIFFERS, hard_mib, why)
@@ -135,7 +135,7 @@ NOT_THERE = (
 )
 BEAT_S = 30.0
 """After so many seconds without a beat the helper does not run any more."""
-SILENT = f"the limit helper of this node has not reported for more than {BEAT_S:g} s: look at its pod"
+SILENT = f"the limit helper of this node has not reported for more than {BEAT_S:g} s: check its pod"
 NOT_YET = "the limit helper has not set it yet"
 
 

@@ -214,8 +214,8 @@ def choose(contexts: Sequence[MpsGpuContext], *, refuse: bool, waited: str = "")
         names = ", ".join(context.name for context in contexts)
         refusal = Refusal(
             RefusalCode.MPS_SEVERAL_GPUS,
-            f"GPU memory: parts of {names} asked, and under MPS a container has one daemon, which is that of one GPU; "
-            "ask for memory of one GPU, or for whole GPUs",
+            f"GPU memory: shares of {names} requested, and under MPS a container has one daemon, which is that of one "
+            "GPU; ask for memory of one GPU, or for whole GPUs",
         )
         return refusal if refuse or clients else Enforcement.ADVISORY
     lack, passes = _lack(contexts[0])

@@ -201,7 +201,7 @@ def _differ(before: int | None, after: int | None) -> bool:
 # --- For Prometheus ---------------------------------------------------------------------------------------------------
 
 _GPU_USED = (
-    Gauge("gpushare_gpu_memory_used_bytes", "Memory in use by anybody.", ("gpu",)),
+    Gauge("gpushare_gpu_memory_used_bytes", "All memory in use.", ("gpu",)),
     Gauge("gpushare_gpu_memory_unattributed_bytes", "Memory in use that belongs to no pod.", ("gpu",)),
 )
 # The names of kube-state-metrics, for joins.
@@ -209,7 +209,7 @@ _PLACE = ("namespace", "pod", "container", "gpu")
 _CONTAINER = (
     Gauge(
         "gpushare_container_gpu_memory_allocated_bytes",
-        "GPU memory that the container was given, its guarantee; 0 if it uses a GPU that it was not given.",
+        "GPU memory that the container was granted, its guarantee; 0 if it uses a GPU that it was not assigned.",
         _PLACE,
     ),
     Gauge("gpushare_container_gpu_memory_used_bytes", "GPU memory that the container uses.", _PLACE),
@@ -220,7 +220,7 @@ _CONTAINER = (
     ),
     Gauge(
         "gpushare_container_gpu_utilization_ratio",
-        "Part of the time in which the container keeps multiprocessors of the GPU busy, 0 to 1.",
+        "Fraction of the time in which the container keeps multiprocessors of the GPU busy, 0 to 1.",
         _PLACE,
     ),
 )
@@ -239,7 +239,7 @@ _IDLE = Gauge(
     "How long the container's pod has left its GPUs idle, if for the setting idle_after or longer.",
     _PLACE,
 )
-_SHORT = Gauge("gpushare_pods_short_of_memory", "Pods of which others borrow guaranteed GPU memory that they need now.")
+_SHORT = Gauge("gpushare_pods_short_of_memory", "Pods that need guaranteed GPU memory which others borrow now.")
 
 
 def use_gauges(metrics: NodeMetrics, use: NodeUse) -> Gauges:

@@ -138,8 +138,8 @@ def test_records_replayed_are_what_containers_have(states: list[dict[str, int]])
 def test_grants_and_their_ends_are_sentences_and_nothing_else_is() -> None:
     record = AuditRecord(AuditKind.GRANTED, pod_uid="u", container="main", gpu="GPU-a", memory_mib=4096)
     named = replace(record, namespace="team", pod="web")
-    assert decision(named) == "container main of team/web was given 4 GiB of GPU-a"
+    assert decision(named) == "container main of team/web was allocated 4 GiB of GPU-a"
     ended = replace(record, kind=AuditKind.ENDED)
-    assert decision(ended) == "container main of the pod with UID u gave back 4 GiB of GPU-a"
+    assert decision(ended) == "container main of the pod with UID u released 4 GiB of GPU-a"
     others = [replace(named, kind=kind) for kind in AuditKind if kind not in {AuditKind.GRANTED, AuditKind.ENDED}]
     assert {decision(each) for each in others} == {""}

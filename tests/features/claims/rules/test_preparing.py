@@ -94,7 +94,7 @@ def test_a_monitor_is_for_access_beside_others_only() -> None:
     assert (found.device_ids, found.admin, found.devices[0].uuid) == (frozenset(), True, uuid(0))
     refusal = refused(node(8), claim(monitor))
     assert refusal.code is RefusalCode.BAD_PARAMETERS
-    assert "let the request say adminAccess: true" in refusal.sentence
+    assert "set adminAccess: true on the request" in refusal.sentence
 
 
 def before_of(preparation: Preparation) -> PreparedClaim:
@@ -128,7 +128,7 @@ def test_parameters_are_those_of_the_claim_and_decide_on_compute() -> None:
             RefusalCode.UNKNOWN_DEVICE,
             "device gpu-0 of claim default/c1 is not on",
         ),
-        (claim(device(0), device(1, whole=True)), RefusalCode.BOTH_RESOURCES, "at once, which one set of variables"),
+        (claim(device(0), device(1, whole=True)), RefusalCode.BOTH_RESOURCES, "or admin access, which one set of"),
         (claim(device(0), device(1, admin=True)), RefusalCode.BOTH_RESOURCES, "use one claim for each"),
         (
             claim(device(0, 4, undivided=True)),
@@ -163,7 +163,7 @@ def test_a_claim_that_cannot_be_prepared_is_told_why(asked: Claim, why: RefusalC
 def test_a_gpu_that_can_give_nothing_now_is_refused(*, whole: bool) -> None:
     asked = claim(device(0, 1, whole=whole))
     broken = refused(node(8, unhealthy={0: "XID 79"}), asked)
-    assert (broken.code, broken.sentence) == (RefusalCode.UNHEALTHY, "GPU 0 is out of service: XID 79")
+    assert (broken.code, broken.sentence) == (RefusalCode.UNHEALTHY, "GPU 0 is unhealthy: XID 79")
     taken = refused(node(8, whole=[0]), asked)
     assert (taken.code, "still in use by another claim" in taken.sentence) == (RefusalCode.IN_WHOLE_USE, True)
     here = node(8)
@@ -223,7 +223,7 @@ def test_a_part_of_an_instance_is_so_many_free_shares_of_it() -> None:
 def test_parts_of_an_instance_and_of_anything_else_are_refused(asked: Claim, names: str) -> None:
     found = refused(mig_node([10, 10], 8), asked)
     assert found.code is RefusalCode.SEVERAL_INSTANCES
-    assert found.sentence.startswith(f"claim default/c1 was allocated parts of {names}, and no program can use")
+    assert found.sentence.startswith(f"claim default/c1 was allocated shares of {names}, and no program can use")
 
 
 @pytest.mark.parametrize(
@@ -250,12 +250,12 @@ def test_access_beside_others_may_be_to_gpus_and_instances() -> None:
 
 def test_an_instance_is_whole_or_in_parts_and_says_so_by_its_name() -> None:
     whole = refused(mig_node([10], used={(0, 0): [7]}), claim(instance(0, 0, whole=True)))
-    assert whole.sentence == "GPU 0 (MIG 1g.10gb) is still in use by another claim or container; this is tried again"
+    assert whole.sentence == "GPU 0 (MIG 1g.10gb) is still in use by another claim or container; this is retried"
     assert refused(mig_node([10], whole=[(0, 0)]), claim(instance(0, 0))).sentence == whole.sentence
     full = refused(mig_node([10], used={(0, 0): range(8)}), claim(instance(0, 0)))
     assert full.sentence.startswith("GPU 0 (MIG 1g.10gb) has 2 GiB free, and claim default/c1 was allocated 4 GiB")
     broken = refused(mig_node([10], unhealthy={mig_uuid(0, 0): "XID 48"}), claim(instance(0, 0)))
-    assert broken.sentence == "GPU 0 (MIG 1g.10gb) is out of service: XID 48"
+    assert broken.sentence == "GPU 0 (MIG 1g.10gb) is unhealthy: XID 48"
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -265,7 +265,7 @@ def test_an_instance_that_exists_no_more_is_given_to_nobody_and_counts_for_who_h
     asked = claim(instance(0, 1, whole=whole))
     found = refused(here, asked)
     assert found.code is RefusalCode.UNKNOWN_DEVICE
-    assert "is not on this node (any more); delete the pod" in found.sentence
+    assert "is not on this node; delete the pod" in found.sentence
     running = prepare(here, asked, NODE, running=True)
     assert isinstance(running, Preparation)
     assert running.device_ids
@@ -381,7 +381,7 @@ def test_two_parts_of_one_gpu_have_one_limit() -> None:
 )
 def test_nothing_else_may_be_exceeded(devices: tuple[Any, ...], here: Node) -> None:
     found = refused(here, limited("6Gi", *devices))
-    assert (found.code, "has the parameter memoryLimit, and only a part of one GPU" in found.sentence) == (
+    assert (found.code, "memoryLimit, which works only for shares of a single GPU" in found.sentence) == (
         RefusalCode.BAD_PARAMETERS,
         True,
     )

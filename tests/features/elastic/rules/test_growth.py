@@ -28,7 +28,7 @@ def test_each_gpu_has_its_own_room() -> None:
 def test_what_is_larger_than_the_gpu_is_told_its_size_however_much_is_free() -> None:
     assert grow([request("a", 9)], {}, TOO_LITTLE).refused == {("uid", "a"): "GPU 0 has 12 GiB in all"}
     unknown = GPU._replace(share_mib=None, total=1)
-    assert grow([request("a", 1, room=unknown)], {}, TOO_LITTLE).refused == {("uid", "a"): "GPU 0 has 1 unit in all"}
+    assert grow([request("a", 1, room=unknown)], {}, TOO_LITTLE).refused == {("uid", "a"): "GPU 0 has 1 share in all"}
 
 
 def test_a_closed_gpu_says_why_before_anything_else() -> None:

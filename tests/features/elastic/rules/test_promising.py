@@ -142,9 +142,9 @@ NO_LABEL = (
 @pytest.mark.parametrize(
     ("others", "why"),
     [
-        (7, "GPU 0 of node-1 has 1 GiB that is promised to nobody"),
-        (8, "GPU 0 of node-1 has 0 MiB that is promised to nobody"),
-        (9, "GPU 0 of node-1 has 0 MiB that is promised to nobody"),
+        (7, "GPU 0 of node-1 has 1 GiB that is not assigned to anyone"),
+        (8, "GPU 0 of node-1 has 0 MiB that is not assigned to anyone"),
+        (9, "GPU 0 of node-1 has 0 MiB that is not assigned to anyone"),
     ],
 )
 def test_without_room_the_promise_stays_and_says_how_much_there_is(others: int, why: str) -> None:
@@ -154,13 +154,13 @@ def test_without_room_the_promise_stays_and_says_how_much_there_is(others: int, 
 
 
 UNSUITABLE: dict[str, tuple[Pod, Candidate | None, str]] = {
-    "an unknown node": (pod("6"), None, "its node does not list its GPU at present"),
+    "an unknown node": (pod("6"), None, "its node does not list its GPU at the moment"),
     "a GPU that is not listed": (
         pod("6", places={"0": {"7": 4}}),
         node(),
-        "its node does not list its GPU at present",
+        "its node does not list its GPU at the moment",
     ),
-    "a GPU out of service": (pod("6", places={"0": {"1": 4}}), node(), "GPU 1 of node-1 is out of service or cordoned"),
+    "a GPU out of service": (pod("6", places={"0": {"1": 4}}), node(), "GPU 1 of node-1 is unhealthy or cordoned"),
     "a MIG instance": (
         pod("6", places={"0": {"2": 4}}),
         node(),
@@ -170,23 +170,23 @@ UNSUITABLE: dict[str, tuple[Pod, Candidate | None, str]] = {
     "shares of unknown size": (
         pod("6"),
         node(taken(11), gpus=NodeGpus((ListedGpu(0, 12),))),
-        "GPU 0 of node-1 has 1 unit that is promised to nobody",
+        "GPU 0 of node-1 has 1 share that is not assigned to anyone",
     ),
     "a container on two GPUs": (
         pod('{"main": 6}', places={"0": {"0": 2, "1": 2}}),
         node(),
-        "container 'main' has no shares of one GPU, which alone can grow",
+        "container 'main' has no shares of a single GPU, and only those can grow",
     ),
     "a container that does not exist": (
         pod('{"other": 6}'),
         node(),
-        "container 'other' has no shares of one GPU, which alone can grow",
+        "container 'other' has no shares of a single GPU, and only those can grow",
     ),
     "a malformed wish": (
         pod("6 GiB"),
         node(),
         (
-            f'the annotation {MEMORY_GUARANTEE} holds "6 GiB", which is not a whole number of units of GPU memory; '
+            f'the annotation {MEMORY_GUARANTEE} holds "6 GiB", which is not a whole number of shares of GPU memory; '
             'write it like 12, or {"main": 12}'
         ),
     ),
@@ -212,12 +212,12 @@ def test_a_wish_that_cannot_be_fulfilled_is_answered_by_a_sentence(
         (
             {RESIZE_BOUND: "8"},
             7,
-            f"the pods of namespace team-a may have 8 units beyond their requests (label {RESIZE_BOUND}), and have 7",
+            f"the pods of namespace team-a may have 8 shares beyond their requests (label {RESIZE_BOUND}), and have 7",
         ),
         (
             {RESIZE_BOUND: "1"},
             0,
-            f"the pods of namespace team-a may have 1 unit beyond their requests (label {RESIZE_BOUND}), and have 0",
+            f"the pods of namespace team-a may have 1 share beyond their requests (label {RESIZE_BOUND}), and have 0",
         ),
         ({RESIZE_BOUND: "8"}, 6, ""),
     ],
@@ -241,11 +241,11 @@ def test_containers_of_one_pod_share_room_and_bound() -> None:
     assert found.answer.guarantees == {"a": 4, "c": 2}
     assert (
         found.answer.why
-        == f"the pods of namespace team-a may have 3 units beyond their requests (label {RESIZE_BOUND}), and have 2"
+        == f"the pods of namespace team-a may have 3 shares beyond their requests (label {RESIZE_BOUND}), and have 2"
     )
     found = resize(asked, RESOURCES, node(taken(3), of=asked), PLENTY)
     assert found.answer.guarantees == {"a": 4, "c": 2}
-    assert found.answer.why == "GPU 0 of node-1 has 1 GiB that is promised to nobody"
+    assert found.answer.why == "GPU 0 of node-1 has 1 GiB that is not assigned to anyone"
 
 
 def test_an_init_container_keeps_to_its_request() -> None:

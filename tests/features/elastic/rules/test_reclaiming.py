@@ -319,7 +319,7 @@ LADDER = ReclaimRequest(("u", "main", "GPU-0"), 100, 110, 3072, 8192, 130, "defa
 
 
 def test_a_borrower_is_told_how_much_is_needed_for_whom() -> None:
-    told = "container main borrows 8,192 MiB of GPU 0 beyond its guarantee, and 3,072 MiB of that are needed"
+    told = "container main borrows 8,192 MiB of GPU 0 beyond its guarantee, of which 3,072 MiB are needed"
     assert borrowed(LADDER, "GPU 0") == f"{told} for default/new"
     assert borrowed(replace(LADDER, needed_by=""), "GPU 0") == told
     assert borrowed(replace(LADDER, needed_by="secret/new"), "GPU 0") == f"{told} for another pod"
@@ -329,11 +329,11 @@ def test_a_borrower_is_told_how_much_is_needed_for_whom() -> None:
 @pytest.mark.parametrize(
     ("asked", "evicts", "told"),
     [
-        (LADDER, True, "in 18 s it may be evicted"),
-        (replace(LADDER, until=112), True, "it is to be evicted"),
-        (replace(LADDER, until=None, pod=None), True, "nothing evicts it: it is not known in the API"),
-        (replace(LADDER, until=None), True, "nothing evicts it: it was told the limit of another container"),
-        (replace(LADDER, until=None), False, "nothing evicts it, since the setting borrowers is report"),
+        (LADDER, True, "it may be evicted in 18 s"),
+        (replace(LADDER, until=112), True, "it will be evicted"),
+        (replace(LADDER, until=None, pod=None), True, "it is not evicted: it is not known in the API"),
+        (replace(LADDER, until=None), True, "it is not evicted: it was told the limit of another container"),
+        (replace(LADDER, until=None), False, "it is not evicted, because the setting borrowers is report"),
     ],
 )
 def test_a_borrower_is_told_what_will_happen(asked: ReclaimRequest, told: str, *, evicts: bool) -> None:
@@ -342,12 +342,12 @@ def test_a_borrower_is_told_what_will_happen(asked: ReclaimRequest, told: str, *
 
 def test_who_waits_is_told_for_whom_and_what_will_happen() -> None:
     assert waits(3072, "GPU 0", [LADDER], 112, "default") == (
-        "waits for 3 GiB that default/nb-2 borrows of GPU 0, asked to return 12 s ago; in 18 s it may be evicted"
+        "waits for 3 GiB that default/nb-2 borrows of GPU 0, asked to return 12 s ago; it may be evicted in 18 s"
     )
     unknown = replace(LADDER, pod=None, mib=4096, until=None)
     assert waits(7168, "GPU 0", [LADDER, unknown], 112, "default") == (
         "waits for 7 GiB that another pod and 1 other borrow of GPU 0, asked to return 12 s ago; "
-        "nothing evicts it: it is not known in the API"
+        "it is not evicted: it is not known in the API"
     )
     assert waits(3072, "GPU 0", [LADDER], 112, "other").startswith("waits for 3 GiB that another pod borrows")
 
@@ -367,7 +367,7 @@ def test_who_has_the_variables_of_another_container_is_told_which_and_what_its_o
     note = misdirected(told_wrongly(NB), "first", near)
     assert note.startswith(
         "container main was started with the variables of container first of default/a (a limit of 10,240 MiB, and its "
-        "own is 4,096 MiB): the kubelet does not say for which pod it asks"
+        "own is 4,096 MiB): the kubelet does not say which pod it asks for"
     )
     for pod, meant in ((NB, far), (NB, None)):
         assert misdirected(told_wrongly(pod), "first", meant).startswith(

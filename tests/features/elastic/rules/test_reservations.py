@@ -112,7 +112,7 @@ def test_a_container_grows_as_far_as_there_is_room_and_shrinks_at_once() -> None
     allocations = [hold(range(4)), hold(range(4, 10), "b")]
     decided = resize(there, found(there, allocations, pod(wish="9"), pod("b", wish="8")), NOTHING, FREELY)
     assert amounts(decided) == {"a/main": 5}
-    why = "GPU 0 has 1 GiB left that is promised to nobody, and 2 GiB more are asked for"
+    why = "GPU 0 has 1 GiB left that is not assigned to anyone, and the request needs 2 GiB more"
     assert decided[1].refused == {("b", "main"): why}
     there = there.with_ledger(there.ledger.with_reservations(decided[0]))
     assert there.use(there.shares.gpus[0]).taken == 15
@@ -142,7 +142,7 @@ def test_shares_that_waiting_pods_will_get_are_not_free() -> None:
     assert amounts(resize(there, only, ({0: 6, 1: 9}, 0), FREELY)) == {"a/main": 6}
     assert amounts(resize(there, only, ({0: 7}, 0), FREELY)) == {}
     assert resize(there, only, ({0: 6}, 1), FREELY)[1].refused == {
-        ("a", "main"): "GPU 0 has 5 GiB left that is promised to nobody, and 6 GiB more are asked for"
+        ("a", "main"): "GPU 0 has 5 GiB left that is not assigned to anyone, and the request needs 6 GiB more"
     }
 
 
@@ -159,7 +159,7 @@ def test_gpus_that_give_nothing_let_nobody_grow() -> None:
         why(replace(there, blocks={uuid(0): Block(new_pods="cordoned by x")}), pod(wish="6"))
         == "GPU 0 is cordoned by x"
     )
-    assert why(replace(there, blocks={uuid(0): Block("XID 79")}), pod(wish="6")) == "GPU 0 is out of service: XID 79"
+    assert why(replace(there, blocks={uuid(0): Block("XID 79")}), pod(wish="6")) == "GPU 0 is unhealthy: XID 79"
     assert why(there, pod(wish="17")) == "GPU 0 has 16 GiB in all"
     unknown = "it is not known yet what of GPU 0 is free"
     for ledger in (
@@ -178,7 +178,7 @@ def test_the_allowance_of_its_namespace_has_to_be_known_and_large_enough() -> No
     assert resize(there, both, NOTHING, {})[1].unknown == {"default"}
     assert amounts(resize(there, both, NOTHING, {"default": Allowance("default", 5)})) == {"a/main": 3, "b/main": 2}
     same, refused = resize(there, both, NOTHING, {"default": Allowance("default", 4)})
-    why = f"the pods of namespace default may have 4 units beyond their requests (label {RESIZE_BOUND}), and have 3"
+    why = f"the pods of namespace default may have 4 shares beyond their requests (label {RESIZE_BOUND}), and have 3"
     assert (same, refused.refused, refused.unknown) == (there.ledger.reservations, {("b", "main"): why}, frozenset())
     assert resize(there, both, NOTHING, {"default": "it is away"})[1].refused == {("b", "main"): "it is away"}
 
@@ -192,7 +192,7 @@ def test_the_bound_is_a_label_of_the_namespace() -> None:
     )
     assert (
         Allowance("web", 1, 1).refusal(1)
-        == f"the pods of namespace web may have 1 unit beyond their requests (label {RESIZE_BOUND}), and have 1"
+        == f"the pods of namespace web may have 1 share beyond their requests (label {RESIZE_BOUND}), and have 1"
     )
     assert Allowance("web", 2, 1).refusal(1) == ""
 
@@ -254,7 +254,7 @@ def test_a_pod_shows_what_it_is_guaranteed_and_why_not_more() -> None:
     assert said(pod(wish="8"), six, "no room") == Answer({"main": 6}, "8", "no room")
     assert said(pod(wish="3")) == Answer({}, "3")
     assert said(pod(wish='{"main": 5, "other": 5}')) == Answer(
-        {}, '{"main": 5, "other": 5}', "container 'other' has no shares of one GPU, which alone can grow"
+        {}, '{"main": 5, "other": 5}', "container 'other' has no shares of a single GPU, and only those can grow"
     )
     malformed = said(pod(wish="six"))
     assert malformed is not None
@@ -269,13 +269,13 @@ def test_a_pod_shows_what_it_is_guaranteed_and_why_not_more() -> None:
 def test_a_pod_without_shares_of_one_gpu_is_told_so() -> None:
     web = pod(wish="6")
     assert answer(PodGuarantees.of(web), (), {}, {}) == Answer(
-        {}, "6", "no container has shares of one GPU, which alone can grow"
+        {}, "6", "no container has shares of a single GPU, and only those can grow"
     )
 
 
 def test_what_the_extender_says_stands_there_too() -> None:
-    web = pod(wish="9", promised=promised("9", "GPU 0 of node has 1 GiB that is promised to nobody"))
-    assert said(web) == Answer({}, "9", "GPU 0 of node has 1 GiB that is promised to nobody")
+    web = pod(wish="9", promised=promised("9", "GPU 0 of node has 1 GiB that is not assigned to anyone"))
+    assert said(web) == Answer({}, "9", "GPU 0 of node has 1 GiB that is not assigned to anyone")
 
 
 def test_nothing_is_said_while_the_extender_decides() -> None:

@@ -106,7 +106,7 @@ UNWATCHED = GpuHealth((Problem(Cause.UNWATCHED, "the driver does not answer"),))
             (
                 "Unknown",
                 "NotWatched",
-                "GPU 2: the driver does not answer; it is offered again as soon as it can be read",
+                "GPU 2: the driver does not answer; it returns to service once it can be read",
             ),
         ),
         ([(0, FAILED)], False, ("Unknown", "NotWatched", "the agent is paused")),

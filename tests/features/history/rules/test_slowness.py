@@ -141,16 +141,16 @@ def test_a_slowdown_is_told_with_its_duration_and_the_clock() -> None:
     """It began 20 minutes ago; the last 15 are judged."""
     assert said(CAUSES["heat"][0], "slowed-by-heat") == (
         "GPU 0 is slowed by heat, for 15 min of the 15 min in which the pod worked, since 2026-11-28T11:40:15Z; its "
-        "multiprocessors run at 1,200 of 1,980 MHz; it is at 88 °C. See the node's cooling."
+        "multiprocessors run at 1,200 of 1,980 MHz; it is at 88 °C. Check the node's cooling."
     )
 
 
 @pytest.mark.parametrize(
     ("name", "reason", "advice"),
     [
-        ("the power brake", "its machine (power brake)", "See the node's power supplies."),
-        ("hardware slowdown", "itself (hardware slowdown)", "See its power cables and its cooling."),
-        ("sync boost", "the slowest GPU of its sync boost group", "See what slows that one."),
+        ("the power brake", "its machine (power brake)", "Check the node's power supplies."),
+        ("hardware slowdown", "itself (hardware slowdown)", "Check its power cables and its cooling."),
+        ("sync boost", "the slowest GPU of its sync boost group", "Find out what slows that one."),
         ("a very low power limit", "its power limit", "See nvidia-smi -q -d POWER; -pl sets another."),
     ],
 )
@@ -201,7 +201,7 @@ def test_a_pause_of_four_steps_ends_a_cause_and_a_shorter_one_does_not(last: Ser
 def test_without_a_readable_time_only_durations_are_told(at: str) -> None:
     told = said(history(at=at, throttle=series(HOT)), "slowed-by-heat")
     assert told == (
-        "GPU 0 is slowed by heat, for 15 min of the 15 min in which the pod worked; it is at 62 °C. See the node's "
+        "GPU 0 is slowed by heat, for 15 min of the 15 min in which the pod worked; it is at 62 °C. Check the node's "
         "cooling."
     )
 
@@ -240,7 +240,7 @@ def test_who_fills_the_memory_is_told() -> None:
     )
     told = said(history(train(used_mib=series(0)), used_mib=series(TOTAL_MIB)), "memory-full")
     assert told.startswith("Others left 0 MiB of GPU 0 ")
-    assert told.endswith(": processes of no pod.")
+    assert told.endswith(": processes outside pods.")
 
 
 def test_a_pod_without_a_guarantee_is_left_nothing_to_miss() -> None:
@@ -252,8 +252,8 @@ def test_a_pod_without_a_guarantee_is_left_nothing_to_miss() -> None:
 
 def test_a_low_clock_is_told_as_it_is() -> None:
     assert said(CAUSES["low clocks"][0], "clocks-low") == (
-        "GPU 0 has a low clock, for which its driver tells no reason: its multiprocessors run at 795 of 1,980 MHz. "
-        "nvidia-smi -q -d CLOCK has more."
+        "GPU 0 has a low clock, for which its driver gives no reason: its multiprocessors run at 795 of 1,980 MHz. "
+        "nvidia-smi -q -d CLOCK shows more."
     )
 
 
@@ -302,7 +302,7 @@ def test_links_are_told_as_they_are_and_as_they_could_be() -> None:
     told = said(history(pcie_percent=series(50), telemetry=both), "pcie-link-slow")
     assert told == (
         "The PCIe link of GPU 0 is slower than it could be: 8 of 16 lanes and generation 3 of 5, and it carried 50 % "
-        "of that while the pod worked. Reseat it, and see its slot."
+        "of that while the pod worked. Reseat the GPU, and check its slot."
     )
     unmeasured = said(history(pcie_percent=(), telemetry=both), "pcie-link-slow")
     assert ": 8 of 16 lanes and generation 3 of 5. " in unmeasured
@@ -326,7 +326,7 @@ def test_all_faults_of_the_memory_are_told_together() -> None:
     ill = degraded(ecc_uncorrected=1, ecc_corrected=500, repair_pending=True, repair_failed=True)
     assert said(ill, "gpu-degraded") == (
         "The memory of GPU 0 has faults: 1 uncorrected error, 500 corrected errors, a row that could not be replaced, "
-        "rows or pages that wait to be replaced. Drain and reset the GPU; replace it if they come again."
+        "rows or pages that wait for replacement. Drain and reset the GPU; replace it if they come back."
     )
 
 
@@ -353,7 +353,7 @@ def test_of_several_gpus_the_slowest_is_told_and_the_others_named() -> None:
     three = [slowed(HOT, 1600), on(1, slowed(HOT, 700)), on(2, slowed(HOT, 1200)), on(3, history())]
     (told,) = verdicts(*three)
     assert str(told).startswith("GPU 1 is slowed by heat, ")
-    assert str(told).endswith(" See the node's cooling. Likewise on GPU 0,2.")
+    assert str(told).endswith(" Check the node's cooling. Likewise on GPU 0,2.")
 
 
 # --- What is no cause -------------------------------------------------------------------------------------------------
@@ -476,7 +476,7 @@ def test_where_nothing_is_found_it_is_told_what_was_looked_at() -> None:
     (told,) = slowness([history(train(sm_percent=series(90)), telemetry=fast)], "default", "train", NOW)
     assert (told.severity, told.code) == (Severity.NOTE, "nothing-slows-it")
     assert str(told) == (
-        "Nothing was found that slowed it in the last 15 min; looked at: slowdowns, low clocks, busy neighbours, its "
+        "Found nothing that slowed it in the last 15 min; checked: slowdowns, low clocks, busy neighbours, its "
         "CPU limit, its memory limit, memory that others use, PCIe traffic, the PCIe link, memory errors. It kept the "
         "multiprocessors busy for 90 % of it."
     )
@@ -487,7 +487,7 @@ def test_where_nothing_is_found_it_is_told_how_busy_the_pod_was_if_that_is_known
     assert said(idle, "nothing-slows-it").endswith(" It kept the multiprocessors busy for 0 % of it.")
     assert said(both, "nothing-slows-it").endswith(" It kept the multiprocessors busy for 100 % of it.")
     assert said(HEALTHY["a MIG instance"], "nothing-slows-it") == (
-        "Nothing was found that slowed it in the last 15 min; looked at: busy neighbours, its memory limit, memory "
+        "Found nothing that slowed it in the last 15 min; checked: busy neighbours, its memory limit, memory "
         "that others use."
     )
 
@@ -508,7 +508,7 @@ ALL = f"{GROUPS}, busy neighbours, its CPU limit, its memory limit, memory that 
     [
         (
             history(telemetry=None, throttle=(), pcie_percent=()),
-            {f"{GROUPS}, memory errors": "not read, or not told by the driver"},
+            {f"{GROUPS}, memory errors": "not read, or not reported by the driver"},
         ),
         (
             HEALTHY["a MIG instance"],
@@ -536,7 +536,7 @@ ALL = f"{GROUPS}, busy neighbours, its CPU limit, its memory limit, memory that 
         *(
             (
                 linked(**{most: None, unread: None}),
-                {"the PCIe link": "not read, or not told by the driver"},
+                {"the PCIe link": "not read, or not reported by the driver"},
             )
             for most, unread in (("pcie_width_max", "pcie_generation"), ("pcie_generation_max", "pcie_width"))
         ),
@@ -551,7 +551,7 @@ def test_what_cannot_be_looked_at_is_told_with_the_reason(of: NodeHistory, unloo
     assert {frozenset(str(each.parameters["checks"]).split(", ")): str(each.parameters["why"]) for each in told} == {
         frozenset(checks.split(", ")): why for checks, why in unlooked.items()
     }
-    assert all(each.severity is Severity.UNKNOWN and str(each).startswith("Not looked at: ") for each in told)
+    assert all(each.severity is Severity.UNKNOWN and str(each).startswith("Not checked: ") for each in told)
 
 
 def test_alone_on_its_gpu_a_pod_is_what_keeps_it_busy() -> None:
@@ -583,9 +583,9 @@ def test_without_usable_figures_nothing_is_concluded(histories: list[NodeHistory
 def test_it_is_told_why_nothing_is_concluded() -> None:
     old, none = replace(history(), at="2026-11-28T11:44:00Z"), history(other())
     assert said(old, "history-old") == (
-        "The figures of its node's agent are 16 min old, so they do not tell whether it is slow."
+        "The figures of its node's agent are 16 min old, too old to tell whether it is slow."
     )
-    assert said(none, "history-empty") == "Its node's agent has no figures of it that tell whether it is slow."
+    assert said(none, "history-empty") == "Its node's agent has no figures that tell whether it is slow."
 
 
 def test_the_gpus_of_a_pod_are_those_of_its_containers() -> None:

@@ -73,7 +73,7 @@ def test_a_word_that_is_none_does_nothing_and_is_told() -> None:
     found = idle_pod(wanting("scale-to-0"), {})
     why = "gpu-device-plugin/when-idle='scale-to-0' is none of report, evict, scale-to-zero"
     assert (found.action, found.why_not) == (WhenIdle.REPORT, why)
-    assert warning(found, LATER) == f"is idle since {SINCE}, and nothing happens to it: {why}"
+    assert warning(found, LATER) == f"is idle since {SINCE}, and is left alone: {why}"
     after, told = warned_after({}, [found], 0.0, 10)
     assert (list(after), told, due(after, [found], 1e9, 0.0)) == (["u"], [found], [])
 
@@ -92,12 +92,11 @@ def test_pods_that_are_never_evicted_and_those_that_nothing_owns_are_told_so() -
 
 def test_a_warning_says_what_will_happen_and_when() -> None:
     evicted, scaled = idle(), idle(WhenIdle.SCALE_TO_ZERO)
-    keeps = "unless it uses its GPUs before; gpu-device-plugin/when-idle=report on the pod keeps it"
+    keeps = "unless it uses its GPUs before then; gpu-device-plugin/when-idle=report on the pod keeps it"
     assert warning(evicted, LATER) == f"is idle since {SINCE}, and is evicted at {LATER}, {keeps}"
     bare = replace(evicted, pod=replace(POD, owner=None))
     assert warning(bare, LATER) == (
-        f"is idle since {SINCE}, and is evicted at {LATER}, and nothing makes it again, as no controller owns it, "
-        f"{keeps}"
+        f"is idle since {SINCE}, and is evicted at {LATER}, and nothing recreates it, as no controller owns it, {keeps}"
     )
     assert warning(scaled, LATER) == (
         f"is idle since {SINCE}, and its workload is scaled to zero at {LATER} if all of its pods are idle then, "

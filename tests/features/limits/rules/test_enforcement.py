@@ -129,7 +129,7 @@ def test_labels_of_the_node_override_the_setting(
 def test_a_reason_names_who_asked_and_what_is_missing() -> None:
     made, missing = enforcements({0: GPU, 1: OLD, 3: OLD}, TWO, wanted_enforcement("driver", {}), refuse=True)
     why = f"the setting limits=driver asks for driver: {NONE}"
-    refusal = f"memory limits that hold are required here and not there: {why}"
+    refusal = f"enforced memory limits are required here and not available: {why}"
     assert made == {
         0: GpuEnforcement(
             DRIVER,

@@ -7,6 +7,7 @@ import pytest
 
 from gpu_device_plugin.features.limits.rules.running_limits import by_driver, by_kind, verified
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
+from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus
 
 LIMITED = ContainerGpus("u", "main", {"GPU-a": 4096}, enforcement=Enforcement.DRIVER)
@@ -18,11 +19,11 @@ UNEQUAL = ContainerGpus("u", "main", {"GPU-a": 4096, "GPU-b": 1024}, enforcement
     [
         (LIMITED, "GPU-a", 0, 4096, LimitStatus.HELD, ""),
         (UNEQUAL, "GPU-a", 0, 4096, LimitStatus.HELD, ""),
-        (LIMITED, "GPU-a", 0, 8192, LimitStatus.DIFFERS, "8192 MiB .* granted 4096 MiB: .* NVIDIA_GPU_MEMORY_LIMIT"),
-        (LIMITED, "GPU-a", 0, 4095, LimitStatus.DIFFERS, "4095 MiB .* granted 4096 MiB: .* NVIDIA_GPU_MEMORY_LIMIT"),
-        (LIMITED, "GPU-a", 0, 0, LimitStatus.DIFFERS, "limits the container to 0 MiB"),
-        (UNEQUAL, "GPU-b", 0, 4096, LimitStatus.DIFFERS, "4096 MiB .* granted 1024 MiB: .* give it equal parts$"),
-        (UNEQUAL, "GPU-b", 0, 2048, LimitStatus.DIFFERS, "2048 MiB .* granted 1024 MiB: .* NVIDIA_GPU_MEMORY_LIMIT"),
+        (LIMITED, "GPU-a", 0, 8192, LimitStatus.DIFFERS, f"driver limit 8192 MiB, granted 4096 MiB: .* {DRIVER_LIMIT}"),
+        (LIMITED, "GPU-a", 0, 4095, LimitStatus.DIFFERS, f"driver limit 4095 MiB, granted 4096 MiB: .* {DRIVER_LIMIT}"),
+        (LIMITED, "GPU-a", 0, 0, LimitStatus.DIFFERS, "driver limit 0 MiB, granted 4096 MiB"),
+        (UNEQUAL, "GPU-b", 0, 4096, LimitStatus.DIFFERS, "driver limit 4096 MiB, granted 1024 MiB: .* equal amounts$"),
+        (UNEQUAL, "GPU-b", 0, 2048, LimitStatus.DIFFERS, f"driver limit 2048 MiB, granted 1024 MiB: .* {DRIVER_LIMIT}"),
         (
             LIMITED,
             "GPU-a",

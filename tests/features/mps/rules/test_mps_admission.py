@@ -241,7 +241,7 @@ def test_a_container_with_parts_of_several_gpus_is_refused_or_has_no_limit() -> 
     assert isinstance(found, Refusal)
     assert found.code is RefusalCode.MPS_SEVERAL_GPUS
     assert found.sentence.startswith(
-        "GPU memory: parts of GPU 0, GPU 1 asked, and under MPS a container has one daemon"
+        "GPU memory: shares of GPU 0, GPU 1 requested, and under MPS a container has one daemon"
     )
     assert choose(both, refuse=False) is Enforcement.ADVISORY
     beside_clients = choose([on(READY), on(READY, CLIENTS, position=1)], refuse=False)

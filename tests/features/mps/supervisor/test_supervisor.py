@@ -100,7 +100,7 @@ async def test_daemons_run_on_when_the_file_of_what_is_wanted_is_removed(tmp_pat
         await eventually(lambda: A in supervisor.gpus and supervisor.gpus[A].status is MpsStatus.READY)
         (tmp_path / WANTED_FILE).unlink()
         await eventually(lambda: supervisor.files.refused)
-        assert "wanted.json is gone, and nothing changes until the agent writes it anew" in supervisor.files.refused
+        assert "wanted.json is gone, and nothing changes until the agent writes it again" in supervisor.files.refused
         assert supervisor.gpus[A].status is MpsStatus.READY
         want(tmp_path)
         await eventually(lambda: supervisor.gpus[A].status is MpsStatus.STOPPED)

@@ -507,7 +507,7 @@ def test_the_policies_are_those_of_the_manifest() -> None:
 # --- A reader with few rights -----------------------------------------------------------------------------------------
 
 WELL_POD = Pod("u1", "ml", "a", "n1", "Running")
-OVER = Pod("u2", "ml", "b", "n1", "Running", annotations={OVER_USE: "container main uses 9 MiB, was given 5 MiB"})
+OVER = Pod("u2", "ml", "b", "n1", "Running", annotations={OVER_USE: "container main uses 9 MiB, was granted 5 MiB"})
 
 
 def left_out(*, nodes: bool, namespace: str) -> set[str]:

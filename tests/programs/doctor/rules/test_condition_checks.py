@@ -35,7 +35,7 @@ GPU = GpuTelemetry(
     repair_failed=False,
     persistence=True,
 )
-COOL = "see to its cooling: fans, dust, the air or water that reaches it"
+COOL = "check its cooling: fans, dust, the air or water that reaches it"
 RESET = "drain the node and reset the GPU (docs/operations.md, A GPU is out of service)"
 
 
@@ -120,8 +120,8 @@ def test_the_sentences_of_a_node() -> None:
     assert words(condition_here(replace(WELL, telemetry=(ill, cold, worn, waiting)))) == [
         f"GPU 0 (GPU-a) is slowed by heat (64 °C): {COOL}",
         (
-            "GPU 0 (GPU-a) has 8 of the 16 PCIe lanes that it and its slot can have: seat it and its riser anew, and "
-            "see the firmware's settings of the slot; copies to it are slower"
+            "GPU 0 (GPU-a) has 8 of the 16 PCIe lanes that it and its slot support: reseat it and its riser, and "
+            "check the slot's firmware settings; copies to it are slower"
         ),
         (
             "GPU 0 (GPU-a) has counted 1 NVLink error since the driver was loaded: a few are harmless; if they grow "
@@ -131,10 +131,10 @@ def test_the_sentences_of_a_node() -> None:
             "GPU 1 (GPU-b) is slowed by its own protection: see nvidia-smi -q -d PERFORMANCE,POWER on the node, and "
             "whether its power cables fit"
         ),
-        f"GPU-c is at 90 °C, and its hardware slows it from 87 °C on: {COOL}",
+        f"GPU-c is at 90 °C, and its hardware slows it at 87 °C: {COOL}",
         (
-            "GPU-c is busy, and its PCIe link is of generation 1, where 4 is possible: see the firmware's settings of "
-            "the slot, and lspci -vv for errors of the link"
+            "GPU-c is busy, and its PCIe link is of generation 1, where 4 is possible: check the slot's firmware "
+            "settings, and lspci -vv for link errors"
         ),
         (
             f"GPU-c has had 2 uncorrected memory errors since the driver was loaded: {RESET}; if there are more "
@@ -142,8 +142,8 @@ def test_the_sentences_of_a_node() -> None:
         ),
         "GPU-c has no spare rows for damaged memory: have it replaced",
         (
-            "GPU-d is slowed by the machine's power supply (64 °C): see whether the machine's power supplies work and "
-            "suffice (its management controller knows)"
+            "GPU-d is slowed by the machine's power supply (64 °C): check the machine's power supplies (its "
+            "management controller reports their state)"
         ),
         f"GPU-d needs a reset to replace damaged memory: {RESET}",
         (

@@ -244,4 +244,4 @@ def test_the_size_of_a_gpu_that_is_not_listed_is_no_obstacle() -> None:
 def test_a_bound_that_is_missing_is_told_with_the_command() -> None:
     pods = (elastic(guarantee="6", promised=f'{{"wish":"6","why":"no {RESIZE_BOUND}"}}'),)
     (finding,) = CHECKS["memory wishes"](replace(WELL, nodes=(node("a"),), pods=pods))
-    assert finding.advice.startswith(f"kubectl label namespace ml --overwrite {RESIZE_BOUND}=N, the sum of units")
+    assert finding.advice.startswith(f"kubectl label namespace ml --overwrite {RESIZE_BOUND}=N, the total of shares")
