@@ -28,6 +28,7 @@ _MOST_GB = 1.1
 """The most that the GB in the names of a GPU's MIG instances make of its shares: names are rounded up."""
 _PROFILE = re.compile(r"([1-7])g\.([1-9][0-9]{0,3})gb(?:[+.-][a-z]+)*", re.ASCII)
 _TIMES = re.compile(r"([0-9]{1,9})x(.*)", re.IGNORECASE)
+_APART = re.compile(r"([0-9]{1,9}x)(?=[0-9A-Z])", re.IGNORECASE)
 _MOST_GIB_MEANT = 4096
 """A larger number of bytes was meant as MiB."""
 _SIZE = re.compile(r"([0-9]{1,9})([MGT])i?B?", re.IGNORECASE)
@@ -45,17 +46,41 @@ _WRONG_WORDS = {
 """What people write of a node or a pod, and which word says it; only where that is not a word itself."""
 
 
+_OTHER_SIZES = {
+    ("A100", 40): ("NVIDIA A100-SXM4-40GB", 40960),
+    ("V100", 32): ("Tesla V100-SXM2-32GB", 32768),
+    ("H100", 94): ("NVIDIA H100 NVL", 95830),
+}
+"""Models with other memory than `MODELS` has: the product, and MiB."""
+_NOISE = re.compile(r"NVIDIA|GEFORCE|TESLA|AMPERE|SXM[0-9]?|PCIE|NVL|HBM[0-9]E?", re.ASCII)
+"""Words of a product that tell its maker and how it is built in."""
+_GB = re.compile(r"([0-9]{1,4})GB?", re.ASCII)
+
+
 def known_model(name: str) -> tuple[str, int] | None:
-    """Return a model of GPUs by its name, such as ``H100`` or ``rtx4090``; None: it is not known.
+    """Return a model of GPUs by its name, such as ``H100``, ``A100-40GB`` or ``RTX 4090``; None: it is not known.
 
     It is the product as the driver names it, and the shares that an agent makes of it by default, 1 GiB each.
     """
-    short = name.strip().upper().replace(" ", "").replace("-", "").removeprefix("NVIDIA")
-    if short not in MODELS:
+    words = [word for word in re.split(r"[\s-]+", name.upper()) if not _NOISE.fullmatch(word)]
+    size = next((int(found[1]) for word in words if (found := _GB.fullmatch(word))), 0)
+    joined = "".join(word for word in words if not _GB.fullmatch(word))
+    short = next((each for each in (joined, joined.removeprefix("RTX")) if each in MODELS), None)
+    if short is None:
         return None
     product, total_mib, reserved_mib, *_ = MODELS[short]
+    if (short, size) in _OTHER_SIZES:
+        product, total_mib = _OTHER_SIZES[short, size]
+    elif size and product.upper() != name.upper() and not 0.98 * total_mib <= size << 10 <= 1.1 * total_mib:
+        return None  # what is sold as 48 GB has 45 GiB at times
     # An agent gives one with the machine's memory whole.
     return product, 1 if short in UNIFIED else (total_mib - reserved_mib) // SHARE_MIB
+
+
+def begins_with_model(text: str) -> bool:
+    """Return whether the first words of a text name a known model."""
+    words = re.split(r"[,;]|\s+\S*=", text, maxsplit=1)[0]
+    return known_model(words) is not None
 
 
 class EntryError(ValueError):
@@ -150,7 +175,11 @@ def _entries(text: str, known: tuple[str, ...]) -> Iterator[tuple[str, int, Mapp
     total = 0
     for entry in filter(None, map(str.strip, text.split(";"))):
         words: dict[str, str] = {}
+        if entry.startswith("-"):
+            raise EntryError(f"{entry!r}: nothing is there fewer than 0 times; begin with a number, as in 3x")
         parts = entry.replace(",", " ").split()
+        if "gpus" in known:
+            parts = _with_models_joined(parts)
         number = 1
         if parts and (times := _TIMES.fullmatch(parts[0])) and not times[2]:
             number, parts = int(times[1]), parts[1:]
@@ -175,6 +204,19 @@ def _entries(text: str, known: tuple[str, ...]) -> Iterator[tuple[str, int, Mapp
         yield repr(entry), number, words
 
 
+def _with_models_joined(parts: Sequence[str]) -> list[str]:
+    """Return the words of a node with numbers apart, as in ``4x 8x H100``, and the words of a model as one."""
+    found: list[str] = []
+    apart = [each for part in parts for each in _APART.sub(r"\1 ", part).split()]
+    for part in apart:
+        model = "=" not in part and not _TIMES.fullmatch(part)
+        if model and found and "=" not in found[-1] and not _TIMES.fullmatch(found[-1]):
+            found[-1] += f" {part}"
+        else:
+            found.append(part)
+    return found
+
+
 def _named(entry: str, parts: Sequence[str], known: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the words of an entry with their values. A node's GPUs may be written as ``8x H100``, or as ``H100``."""
     rest = iter(parts)
@@ -195,6 +237,9 @@ def _named(entry: str, parts: Sequence[str], known: Sequence[str]) -> Iterator[t
 def _model(entry: str, word: str) -> str:
     """Return the name of a known model that stands for itself, without ``model=``."""
     if known_model(word) is None:
+        bare = re.split(r"[\s-]+[0-9]+G", word, maxsplit=1, flags=re.IGNORECASE)[0]
+        if bare != word and (model := known_model(bare)):
+            raise EntryError(f"{entry!r}: {model[0]} is not known with so much memory; write model={bare} and mem=")
         hint = nearest(word, MODELS, f"write gpus=8 mem=80, or one of {', '.join(MODELS)}")
         raise EntryError(f"{entry!r}: {word[:40]!r} is no GPU that is known here; {hint}")
     return word

@@ -88,7 +88,7 @@ def run(
     for n, stay in enumerate(stays):
         leaving[n + stay].append(n)
     for n, kind in enumerate(pods):
-        if not n % 500:
+        if not n % 100:
             progress(n)
         for gone in leaving.get(n, ()):
             placer.leave(gone)
@@ -190,8 +190,12 @@ def nodes_needed(plan: Plan, inputs: Inputs, progress: Callable[[str, float], No
     for policy in plan.policies:
         numbers: list[int] = []
         for seed in range(plan.seeds):
-            progress(policy, (len(found) + seed / plan.seeds) / len(plan.policies))
-            numbers.append(search.fewest(policy, seed))
+            done = (len(found) + seed / plan.seeds) / len(plan.policies)
+
+            def trying(number: int, done: float = done, policy: str = policy) -> None:
+                progress(f"{policy}, {number:,} nodes", done)
+
+            numbers.append(search.fewest(policy, seed, trying))
         found.append(Needed(policy, tuple(numbers), search.least, search.runs(policy, numbers[0])))
     progress(plan.policies[-1], 1.0)
     return tuple(found)
@@ -217,8 +221,9 @@ class _Search:
         # With a node for each pod no pod is rejected but those that fit on no such node.
         self._most = min(MOST_NODES, max(self.least, len(workload.pods)))
 
-    def fewest(self, policy: str, seed: int) -> int:
+    def fewest(self, policy: str, seed: int, trying: Callable[[int], None]) -> int:
         def enough(number: int) -> bool:
+            trying(number)
             outcome = self._run(policy, seed, number)
             return all(ok or self._may_fail[pod] for ok, pod in zip(outcome.accepted, outcome.pods, strict=True))
 

@@ -15,7 +15,7 @@ from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, nodes_a
 from gpu_device_plugin.programs.simulate.burst import burst_table, simulate_burst
 from gpu_device_plugin.programs.simulate.experiment import POLICIES, REJECTED, Plan, nodes_needed, simulate
 from gpu_device_plugin.programs.simulate.results import document, heading, needed_document, policy_document, table
-from gpu_device_plugin.programs.simulate.sources import inputs_of
+from gpu_device_plugin.programs.simulate.sources import CLUSTER, inputs_of
 from gpu_device_plugin.report.rules.columns import Line
 from gpu_device_plugin.settings.forms import duration, number, one_of, several
 from gpu_device_plugin.settings.knobs import Form, UsageError
@@ -37,15 +37,21 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
     try:
         plan = _plan(arguments)
         flags = [f"--{name}={text}" for name in ("context", "kubeconfig") if (text := getattr(arguments, name))]
+        nodes, added = arguments.nodes or CLUSTER, arguments.nodes_needed or ""
+        # Pods that are named need no cluster to be counted in nodes of a kind.
+        alone = bool(added) and arguments.nodes is None and arguments.pods not in {None, CLUSTER}
+        bar.show("reading", 0.0)
         inputs = inputs_of(
-            arguments.nodes,
+            added if alone else nodes,
             arguments.pods,
-            arguments.nodes_needed or "",
+            "" if alone else added,
+            nodes_flag="--nodes-needed" if alone else "--nodes",
             resources=resources_in(arguments, environ),
             kubectl=partial(nodes_and_pods, flags, kubectl),
             from_empty=arguments.from_empty,
             skip_misfits=arguments.skip_misfits,
         )
+        bar.clear()
         for note in inputs.notes[:_MOST_NOTES]:
             say(sys.stderr, f"{_PROG}: {note}")
         if (more := len(inputs.notes) - _MOST_NOTES) > 0:
@@ -123,9 +129,11 @@ class Bar:
 
     def show(self, what: str, part: float) -> None:
         """Show that a part of everything is done, 1.0 being all, and what is under way."""
+        if not self._live:
+            return
         full = round(_CELLS * part)
         text = f"[{'#' * full}{'.' * (_CELLS - full)}] {100 * part:3.0f} % {what}"
-        if self._live and text != self._drawn:
+        if text != self._drawn:
             # Erases the rest of the line (ECMA-48, EL), which may be longer.
             self._stream.write(f"\r{text}\x1b[K")
             self._stream.flush()

@@ -52,8 +52,8 @@ def test_each_policy_answers_in_a_sentence_and_pods_stand_below_as_they_were_ent
     assert printed(capsys, *NODES, *PODS, "--policy", "fit,spread") == [
         "1 node, 1 GPU (10 shares each); 2 pods of 2 kinds; 3 seeds",
         "",
-        "fit: all 2 pods run; 100.0 % of the GPUs are given out",
-        "spread: all 2 pods run; 100.0 % of the GPUs are given out",
+        "fit: all 2 pods run; 100.0 % of the GPUs are allocated",
+        "spread: all 2 pods run; 100.0 % of the GPUs are allocated",
         "",
         "PODS   CAME  fit  spread",
         "mem=6     1    1       1",
@@ -64,7 +64,7 @@ def test_each_policy_answers_in_a_sentence_and_pods_stand_below_as_they_were_ent
 @pytest.mark.parametrize(
     ("nodes", "pods", "said"),
     [
-        ("2x mem=10", "mem=4", "the pod of mem=4 runs; 20.0 % of the GPUs are given out"),
+        ("2x mem=10", "mem=4", "the pod of mem=4 runs; 20.0 % of the GPUs are allocated"),
         ("2x mem=10", "5x mem=6", "2 of 5 pods of mem=6 run, 3 wait for room on one GPU; 60.0 %"),
         ("gpus=2 mem=10", "2x mem=14 split=2", "1 of 2 pods of mem=14 split=2 runs, 1 waits for room on 2 GPUs of one"),
         ("gpus=2 mem=10", "2x count=2", "1 waits for 2 free GPUs on one node; 100.0 %"),
@@ -95,7 +95,7 @@ def test_the_answer_names_the_reasons_of_most_pods_first_and_three_at_most() -> 
     outcome = SimulationOutcome("fit", workload.pods, refused, [1.0] * len(refused), 30.0, 0.0, nodes)
     assert answer([outcome], workload) == (
         "fit: none of 23 pods run, 9 wait for room on one GPU, 8 for a free GPU of model T4, "
-        "3 for CPU beside room on one GPU, 3 fit on no node, not even on an empty one; 73.3 % of the GPUs are given out"
+        "3 for CPU beside room on one GPU, 3 fit on no node, not even on an empty one; 73.3 % of the GPUs are allocated"
     )
     more = Workload(
         (*workload.kinds, PodKind(0, 1)), (*workload.pods, len(workload.kinds)), (*workload.names, "count=1")
@@ -114,7 +114,7 @@ def test_orders_of_pods_that_end_differently_are_told(capsys: pytest.CaptureFixt
 def test_a_cluster_counts_what_its_running_pods_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of 10 shares 6 are held, and 4 of the 5 that are waited for come too."""
     found = printed(capsys, "--nodes", cluster(tmp_path), "--policy", "binpack", "--seeds", "1")
-    assert found[2] == "binpack: 1 of 2 pods runs, 1 waits for room on one GPU; 100.0 % of the GPUs are given out"
+    assert found[2] == "binpack: 1 of 2 pods runs, 1 waits for room on one GPU; 100.0 % of the GPUs are allocated"
     assert [line.split() for line in found[-2:]] == [["default/first", "1", "1"], ["default/second", "1", "0"]]
 
 
@@ -135,7 +135,7 @@ def test_json_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert policy.pop("cpuSeconds") >= 0
     assert policy == {
         "policy": "binpack",
-        "answer": "binpack: 1 of 3 pods of mem=6 runs, 2 wait for room on one GPU; 60.0 % of the GPUs are given out",
+        "answer": "binpack: 1 of 3 pods of mem=6 runs, 2 wait for room on one GPU; 60.0 % of the GPUs are allocated",
         "pods": [{"name": "mem=6", "came": 3, "accepted": 1}],
         "allocatedAt100": 0.6,
         "allocatedAtEnd": 0.6,
@@ -163,7 +163,7 @@ def test_what_never_happened_is_a_dash_and_the_first_pod_without_room_is_named(
     words = ("--nodes", "mem=10", "--policy", "fit", "--until")
     assert printed(capsys, *words, "50", "--pods", "mem=7")[5].split() == ["fit", "-", "70.0", "0.0"]
     assert printed(capsys, *words, "rejected", "--pods", "mem=3")[2] == (
-        "fit: 3 pods run before one of mem=3 finds no room; 90.0 % of the GPUs that were free are given out"
+        "fit: 3 pods run before one of mem=3 finds no room; 90.0 % of the GPUs that were free are allocated"
     )
 
 
@@ -402,7 +402,9 @@ def test_a_mistake_is_told_in_one_sentence_with_what_to_do(words: tuple[str, ...
         (b"", "the file is empty"),
         (b"\xff\xfe\x00", "neither JSON nor YAML"),
         (b'{"nodes": []}', "not a list as kubectl prints it: it has no items, and no kind"),
-        (b"{", "not a list as kubectl prints it"),
+        (b"{", "line 1: this is not valid JSON: it ends too early; was it written to its end?"),
+        (b'{"kind": "List",\n "items": [}', "line 2: this is not valid JSON: Expecting value; correct it there"),
+        (b'{"kind": "List", "items": [{"kind": "Po', "line 1: this is not valid JSON: it ends too early"),
         (b'{"kind": "List", "items": []}', "there is no pod to place"),
         (b'{"kind": "List", "items": 3}', "not a list as kubectl prints it"),
         (b"kind: Deployment\nspec: [\n", "line 3: this is not valid YAML: "),
