@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from pathlib import Path
@@ -29,6 +30,8 @@ from gpu_device_plugin.features.cost.report import (
 )
 from gpu_device_plugin.features.cost.rules import GIVEN, MEMORY, Account, Period, Series, account
 from gpu_device_plugin.model.times import epoch_s, rfc3339, seconds
+from gpu_device_plugin.plotting import plot_path
+from gpu_device_plugin.programs.cost.plot import draw_costs
 from gpu_device_plugin.programs.cost.prometheus import (
     Prometheus,
     SamplesError,
@@ -57,6 +60,7 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """
     try:
         period = _period(arguments)
+        path = plot_path(arguments.plot) if arguments.plot is not None else None
         rates, currency = _rates(arguments)
         if arguments.output == "focus" and not rates:
             raise UsageError("-o focus: costs need prices; add --rate 'MODEL=PRICE', or --rates PATH")
@@ -65,13 +69,15 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
         prices = cents(found, rates) if rates else {}
         shown = rows(found, by, prices, models=arguments.output == "focus")
         costs = Costs(shown, period, by, found.cards, currency if rates else "", _notes(found, missing))
+        when = f"from {rfc3339(period.start)} to {rfc3339(period.end)}, in steps of {duration(period.step_s)}"
+        heading = f"{counted(found.cards, 'GPU')} {when}"
+        if path is not None:
+            draw_costs(path, heading, replace(costs, rows=rows(found, by, prices)))
         if arguments.output == "json":
             sys.stdout.write(json.dumps(cost_document(costs), indent=2) + "\n")
         elif arguments.output == "focus":
             sys.stdout.write(focus_csv(costs, rates, arguments.account or "gpushare"))
         else:
-            when = f"from {rfc3339(period.start)} to {rfc3339(period.end)}, in steps of {duration(period.step_s)}"
-            heading = f"{counted(found.cards, 'GPU')} {when}"
             show([Line(heading), Line(""), *cost_table(costs, width(200))], environ)
         sys.stdout.flush()
         if missing and arguments.output != "table":

@@ -132,8 +132,8 @@ class _Reader:
         if known:
             whole = f", and {WHOLE.name} of a pod counts as whole GPUs"
             self.notes.append(
-                "no node has an agent of ours, so that its GPUs are those of the labels of GPU feature discovery, in "
-                "shares of 1 GiB" + whole * any(not node.slice_shares for _, node in known)
+                "no node runs our agent, so GPUs are read from the labels of GPU feature discovery, in shares of 1 GiB"
+                + whole * any(not node.slice_shares for _, node in known)
             )
         self.notes += [f"node {name}: {node.note}" for name, node in known if node.note]
         sliced = [name for name, node in known if node.slice_shares]

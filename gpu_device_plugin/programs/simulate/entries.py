@@ -177,22 +177,7 @@ def _entries(text: str, known: tuple[str, ...]) -> Iterator[tuple[str, int, Mapp
         words: dict[str, str] = {}
         if entry.startswith("-"):
             raise EntryError(f"{entry!r}: nothing is there fewer than 0 times; begin with a number, as in 3x")
-        parts = entry.replace(",", " ").split()
-        if "gpus" in known:
-            parts = _with_models_joined(parts)
-        number = 1
-        if parts and (times := _TIMES.fullmatch(parts[0])) and not times[2]:
-            number, parts = int(times[1]), parts[1:]
-            if "gpus" in known and parts and "=" not in parts[0] and not _TIMES.fullmatch(parts[0]):
-                # 4x H100 is a node with four of them, as it is in a shop.
-                if any(part.startswith("gpus=") for part in parts):
-                    raise EntryError(
-                        f"{entry!r}: {number}x {parts[0]} are the GPUs of one node, and gpus= says how many too; "
-                        f"for {counted(number, 'node')} begin with {number}x gpus="
-                    )
-                parts, number = [f"{number}x{parts[0]}", *parts[1:]], 1
-        elif parts and parts[0].isdigit():
-            raise EntryError(f"{entry!r}: {parts[0]!r} is no word; did you mean {parts[0]}x?")
+        number, parts = _counted_parts(entry, of_nodes="gpus" in known)
         for name, value in _named(entry, parts, known):
             if name in words:
                 raise EntryError(f"{entry!r}: {name} stands there twice; remove one")
@@ -202,6 +187,28 @@ def _entries(text: str, known: tuple[str, ...]) -> Iterator[tuple[str, int, Mapp
         if total > MOST_ARRIVALS:
             raise EntryError(f"{entry!r}: that makes more than {MOST_ARRIVALS:,}; give fewer")
         yield repr(entry), number, words
+
+
+def _counted_parts(entry: str, *, of_nodes: bool) -> tuple[int, list[str]]:
+    """Return how many are alike, and the words of an entry without this number."""
+    parts = entry.replace(",", " ").split()
+    if of_nodes:
+        parts = _with_models_joined(parts)
+    if parts[:1] and parts[0].isdigit():
+        raise EntryError(f"{entry!r}: {parts[0]!r} is no word; did you mean {parts[0]}x?")
+    times = _TIMES.fullmatch(parts[0]) if parts else None
+    if times is None or times[2]:
+        return 1, parts
+    number, parts = int(times[1]), parts[1:]
+    if of_nodes and parts and "=" not in parts[0] and not _TIMES.fullmatch(parts[0]):
+        # 4x H100 is a node with four of them, as it is in a shop.
+        if any(part.startswith("gpus=") for part in parts):
+            raise EntryError(
+                f"{entry!r}: {number}x {parts[0]} are the GPUs of one node, and gpus= says how many too; "
+                f"for {counted(number, 'node')} begin with {number}x gpus="
+            )
+        return 1, [f"{number}x{parts[0]}", *parts[1:]]
+    return number, parts
 
 
 def _with_models_joined(parts: Sequence[str]) -> list[str]:

@@ -196,10 +196,11 @@ def _answer(outcomes: Sequence[SimulationOutcome], workload: Workload, plan: Pla
 
 
 def answer(outcomes: Sequence[SimulationOutcome], workload: Workload) -> str:
-    """Return the answer where pods stay: of the first seed, with what other orders of pods and nodes made of it."""
+    """Return the answer where pods stay: of the first seed, and what other orders of pods and nodes made of it."""
     first = outcomes[0]
     said = f"{first.policy}: {_how_many_run(outcomes, workload)}"
-    return f"{said}; {100 * _allocated_part(first.nodes):.1f} % of the GPUs are allocated"
+    allocated = 100 * _mean(_allocated_part(outcome.nodes) for outcome in outcomes)
+    return f"{said}; {allocated:.1f} % of the GPUs are allocated{' on average' * bool(_spread(outcomes))}"
 
 
 def _answer_of_first_rejected(outcomes: Sequence[SimulationOutcome], workload: Workload) -> str:

@@ -263,8 +263,10 @@ def test_a_replica_is_no_whole_gpu() -> None:
     found = listed(sliced, runs, wanting_gpus("waits", 2), from_empty=True)
     assert coming(found) == (("default/runs and 2 more", PodKind(3, 1)),) * 3
     assert [note for note in found.notes if "time-sliced" in note] == [
-        "the GPUs of node a are time-sliced: a pod counts with the GPU's memory divided by its replicas, which NVIDIA "
-        "does not enforce"
+        (
+            "the GPUs of node a are time-sliced: a pod counts with the GPU's memory divided by its replicas, which "
+            "NVIDIA does not enforce"
+        )
     ]
     beside = listed(sliced, of_nvidia("b", **T4), runs, wanting_gpus("waits", 2), from_empty=True)
     assert coming(beside) == (("default/runs", PodKind(3, 1)), ("default/waits", PodKind(0, 2)))
@@ -281,8 +283,10 @@ def test_replicas_by_another_name_are_read_too() -> None:
     renamed = of_nvidia("b", 0, **T4)
     renamed["status"]["allocatable"] = {**renamed["status"]["capacity"], "nvidia.com/gpu-t4": "2"}
     assert listed(renamed).notes == (
-        "node b is left out: its GPUs are given as nvidia.com/gpu-t4, and nvidia.com/gpu and nvidia.com/gpu.shared "
-        "are read; name it in words",
+        (
+            "node b is left out: its GPUs are given as nvidia.com/gpu-t4, and nvidia.com/gpu and nvidia.com/gpu.shared "
+            "are read; name it in words"
+        ),
     )
 
 
@@ -327,8 +331,10 @@ def test_nodes_without_gpus_and_with_a_plugin_that_does_not_run_are_named() -> N
     notes = listed(two_gpus("a"), of_nvidia("x", 0), of_nvidia("y", 0), broken).notes
     assert notes == (
         "node x, node y are left out: they have no GPUs",
-        "node b is left out: its labels name GPUs, and it has no nvidia.com/gpu; is NVIDIA's device plugin running "
-        "there?",
+        (
+            "node b is left out: its labels name GPUs, and it has no nvidia.com/gpu; is NVIDIA's device plugin running "
+            "there?"
+        ),
     )
 
 
@@ -370,8 +376,10 @@ def test_once_an_agent_of_ours_runs_the_nodes_of_nvidias_plugin_are_left_out_and
     assert coming(found) == ()
     assert found.notes == (
         "node b is left out: its GPUs are given as nvidia.com/gpu, by no agent of ours",
-        "pod default/waits is left out: it asks for nvidia.com/gpu: 1, which is not read; did you mean "
-        "aliyun.com/gpu-count?",
+        (
+            "pod default/waits is left out: it asks for nvidia.com/gpu: 1, which is not read; did you mean "
+            "aliyun.com/gpu-count?"
+        ),
     )
 
 
@@ -413,10 +421,14 @@ def test_pods_that_ask_for_gpus_by_other_means_are_named() -> None:
     fraction = pod("kai", container(), uid="kai", annotations={"gpu-fraction": "0.5"})
     assert listed(two_gpus("a"), pod("only", only, uid="only"), claims, fraction, asking("plain")).notes == (
         "pod default/only is left out: it asks for aliyun.com/gpu-mem: 30, and only as a request; write it as a limit",
-        "pod claims is left out: it asks for devices by a ResourceClaim, which is not read; write a limit of "
-        "aliyun.com/gpu-mem",
-        "pod default/kai is left out: it asks for a GPU by the annotation gpu-fraction of KAI Scheduler and run:ai, "
-        "which is not read; write a limit of aliyun.com/gpu-mem",
+        (
+            "pod claims is left out: it asks for devices by a ResourceClaim, which is not read; write a limit of "
+            "aliyun.com/gpu-mem"
+        ),
+        (
+            "pod default/kai is left out: it asks for a GPU by the annotation gpu-fraction of KAI Scheduler and "
+            "run:ai, which is not read; write a limit of aliyun.com/gpu-mem"
+        ),
         "pod default/plain is left out: it asks for no GPU",
     )
 
