@@ -94,7 +94,7 @@ def show_bars(figure: Figure, shown: Sequence[Bar], currency: str) -> None:
         amount = f"{bar.cents / 100:,.2f} {currency}" if currency else f"{end:,.1f} h"
         axes.text(end + longest / 100, row, amount, va="center", fontsize=9)
     axes.set_yticks(at, [bar.name for bar in shown])
-    axes.set_xlim(0, longest * 1.17)
+    axes.set_xlim(0, longest * 1.25)
     axes.set_xlabel("GPU-hours (a quarter of a GPU's memory for 4 hours is 1)")
     axes.grid(visible=False, axis="y")
     axes.invert_yaxis()

@@ -80,7 +80,11 @@ def known_model(name: str) -> tuple[str, int] | None:
 def begins_with_model(text: str) -> bool:
     """Return whether the first words of a text name a known model."""
     words = re.split(r"[,;]|\s+\S*=", text, maxsplit=1)[0]
-    return known_model(words) is not None
+    return known_model(_without_size(words)) is not None
+
+
+def _without_size(name: str) -> str:
+    return re.split(r"[\s-]+[0-9]+G", name, maxsplit=1, flags=re.IGNORECASE)[0]
 
 
 class EntryError(ValueError):
@@ -244,7 +248,7 @@ def _named(entry: str, parts: Sequence[str], known: Sequence[str]) -> Iterator[t
 def _model(entry: str, word: str) -> str:
     """Return the name of a known model that stands for itself, without ``model=``."""
     if known_model(word) is None:
-        bare = re.split(r"[\s-]+[0-9]+G", word, maxsplit=1, flags=re.IGNORECASE)[0]
+        bare = _without_size(word)
         if bare != word and (model := known_model(bare)):
             raise EntryError(f"{entry!r}: {model[0]} is not known with so much memory; write model={bare} and mem=")
         hint = nearest(word, MODELS, f"write gpus=8 mem=80, or one of {', '.join(MODELS)}")

@@ -25,7 +25,7 @@ from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.programs.simulate.clusterlist import read_cluster
 from gpu_device_plugin.programs.simulate.entries import EntryError, begins_with_model, nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Inputs, Recording, Workload, counted, told
-from gpu_device_plugin.report.rules.printing import first
+from gpu_device_plugin.report.rules.printing import first, shortened
 from gpu_device_plugin.settings.forms import duration
 from gpu_device_plugin.settings.knobs import UsageError
 
@@ -43,6 +43,8 @@ _FORMATS = "give manifests, or what kubectl get nodes,pods -A -o json prints"
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 """How packed files begin."""
 _MOST_TOLD = 3
+_LONGEST = 200
+"""Characters that are told of what a flag was given."""
 _NODE_EXAMPLE = "10x gpus=4 mem=24 cpu=64 memory=256Gi"
 _POD_EXAMPLE = "40x mem=8 cpu=4 memory=16Gi; 5x count=2"
 
@@ -84,13 +86,13 @@ def inputs_of(
     if not any(node.shape.sizes for node in found):
         none = f"none of {len(found):,} nodes has a GPU that is shared" if found else "there is no node with GPUs"
         raise UsageError(
-            f"{nodes_flag}: {nodes[:80]}: {none}{because}; give nodes with GPUs, as in --nodes {_NODE_EXAMPLE!r}"
+            f"{nodes_flag}: {shortened(nodes, _LONGEST)}: {none}{because}; give nodes with GPUs, as in --nodes {_NODE_EXAMPLE!r}"
         )
     if len(found) > _MOST_NODES:
         raise UsageError(f"--nodes: {len(found):,} nodes are more than {_MOST_NODES:,}; give fewer")
     if not workload.pods:
         raise UsageError(
-            f"--pods: {(pods or nodes)[:80]}: there is no pod to place{because}; give some, as in --pods "
+            f"--pods: {shortened(pods or nodes, _LONGEST)}: there is no pod to place{because}; give some, as in --pods "
             f"{_POD_EXAMPLE!r}" + ("" if from_empty or pods else ", or take the running ones with --from-empty")
         )
     if len(workload.pods) > MOST_ARRIVALS:
@@ -98,7 +100,9 @@ def inputs_of(
     with _explained("--nodes-needed", added):
         more = nodes_in(added)
     if added and len({node.shape for node in more}) != 1:
-        raise UsageError(f"--nodes-needed: {added[:80]}: name one kind of node, such as '8x H100 cpu=96'")
+        raise UsageError(
+            f"--nodes-needed: {shortened(added, _LONGEST)}: name one kind of node, such as '8x H100 cpu=96'"
+        )
     workload, misfits = _misfits((*found, *more), workload, skip=skip_misfits)
     return Inputs(found, workload, coming.ordered, (*notes, *misfits), more[0] if more else None)
 
@@ -132,8 +136,7 @@ def _explained(flag: str, text: str) -> Iterator[None]:
     try:
         yield
     except (EntryError, UnreadableObjectError) as error:
-        place = text if len(text) <= 80 else f"{text[:80]}..."
-        raise UsageError(f"{flag}: {place}: {error}") from None
+        raise UsageError(f"{flag}: {shortened(text, _LONGEST)}: {error}") from None
 
 
 def _in_words(text: str) -> bool:

@@ -106,6 +106,22 @@ def prometheus() -> Iterator[str]:
         yield url
 
 
+def test_the_picture_has_the_costs_of_the_table(
+    prometheus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In each form of the output: FOCUS has rows by model, and the picture has not."""
+    path = tmp_path / "cost.svg"
+    for form in ("table", "focus"):
+        words = ("--rate", "*T4=0.35", "--currency", "EUR", "--by", "pod", "-o", form, "--plot", str(path))
+        assert cost("--prometheus", prometheus, *PERIOD, *words) == 0
+        texts = re.findall(r">([^<>\n]+)</text>", path.read_text(encoding="utf-8"))
+        assert texts.count("ml web") == 1
+        assert {"0.35 EUR", "1.05 EUR", "GPU-hours and cost by pod"} <= {*texts}
+    capsys.readouterr()
+    with pytest.raises(UsageError, match=r"does not end in .svg or .png"):
+        cost("--prometheus", prometheus, *PERIOD, "--plot", "cost.pdf")
+
+
 def test_the_table_of_samples(prometheus: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cost("--prometheus", prometheus, *PERIOD, "--rate", "*T4=0.35", "--currency", "EUR") == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()[:8]] == [
