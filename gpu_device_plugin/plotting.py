@@ -5,6 +5,8 @@ They are read in black and white, too: what colour says, a hatch or the style of
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,12 +78,25 @@ def picture(path: Path, title: str, subtitle: str, size: tuple[float, float]) ->
         figure.suptitle(f"{title}\n\n", x=0.01, ha="left", fontsize=14, fontweight="bold")
         figure.text(0.01, 1 - 0.42 / size[1], subtitle, ha="left", va="top", fontsize=10, color="#444444")
         yield figure
+        form = path.suffix.lower()[1:]
         # Without a date the same figures make the same file.
-        metadata = {"Date": None, "Title": title} if path.suffix.lower() == ".svg" else {"Title": title}
+        metadata = {"Date": None, "Title": title} if form == "svg" else {"Title": title}
+        written = io.BytesIO()
+        figure.savefig(written, format=form, dpi=120, metadata=metadata)
+        content = written.getvalue()
         try:
-            figure.savefig(path, dpi=120, metadata=metadata)
+            path.write_bytes(_TAG.sub(_rounded, content) if form == "svg" else content)
         except OSError as error:
             raise UsageError(f"--plot: {path} cannot be written: {error.strerror or error}") from None
+
+
+_TAG = re.compile(rb"<[^>]*>")
+_LONG = re.compile(rb"(\.[0-9]{2})[0-9]+")
+
+
+def _rounded(tag: re.Match[bytes]) -> bytes:
+    """Return a tag of SVG with hundredths of a point, which are enough, and a third smaller."""
+    return _LONG.sub(rb"\1", tag[0])
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:

@@ -228,11 +228,11 @@ def _answer_of_needed(needed: Needed, inputs: Inputs) -> str:
     """Return how many nodes are needed, besides those that are there if some may be added."""
     number, low, pods = needed.nodes, min(needed.by_seed), len(inputs.workload.pods)
     these = f"all {counted(pods, 'pod')}" if needed.pods == pods else f"{needed.pods:,} of {counted(pods, 'pod')}"
-    least = f"by the sums of GPU, CPU and memory no policy needs fewer than {needed.least:,}"
+    least = f"no policy needs fewer than {needed.least:,}, by the sums of GPU, CPU and memory"
     if not number:
         return f"{needed.policy}: no more nodes are needed: {these} run on those that are there"
     nodes = counted(number, "more node" if inputs.added is not None else "node")
-    orders = f" in every order of pods and nodes that was tried, {low:,} in the best" if low < number else ""
+    orders = f" ({low:,} in the best order)" if low < number else ""
     return f"{needed.policy}: {these} run on {nodes}{orders}; {least}"
 
 

@@ -82,17 +82,19 @@ def inputs_of(
             coming = opened(pods, f"pods such as {_POD_EXAMPLE!r}") if pods and pods != nodes else there
     found, workload = there.nodes, coming.workload
     notes = tuple(dict.fromkeys((*there.notes, *coming.notes)))
+    named = shortened(pods or nodes, _LONGEST)
     because = f" ({first(notes, _MOST_TOLD, separator='; ')})" if notes else ""
     if not any(node.shape.sizes for node in found):
         none = f"none of {len(found):,} nodes has a GPU that is shared" if found else "there is no node with GPUs"
         raise UsageError(
-            f"{nodes_flag}: {shortened(nodes, _LONGEST)}: {none}{because}; give nodes with GPUs, as in --nodes {_NODE_EXAMPLE!r}"
+            f"{nodes_flag}: {shortened(nodes, _LONGEST)}: {none}{because}; give nodes with GPUs, as in --nodes "
+            f"{_NODE_EXAMPLE!r}"
         )
     if len(found) > _MOST_NODES:
         raise UsageError(f"--nodes: {len(found):,} nodes are more than {_MOST_NODES:,}; give fewer")
     if not workload.pods:
         raise UsageError(
-            f"--pods: {shortened(pods or nodes, _LONGEST)}: there is no pod to place{because}; give some, as in --pods "
+            f"--pods: {named}: there is no pod to place{because}; give some, as in --pods "
             f"{_POD_EXAMPLE!r}" + ("" if from_empty or pods else ", or take the running ones with --from-empty")
         )
     if len(workload.pods) > MOST_ARRIVALS:

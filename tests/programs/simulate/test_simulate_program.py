@@ -196,7 +196,7 @@ def test_the_sentence_and_the_table_have_the_same_figure(
 
 def test_nodes_needed_are_told_with_what_the_sums_say(capsys: pytest.CaptureFixture[str]) -> None:
     words = (*NODES, "--pods", "4x mem=6", "--nodes-needed", "--policy", "fit")
-    answer = "fit: all 4 pods run on 4 nodes; by the sums of GPU, CPU and memory no policy needs fewer than 3"
+    answer = "fit: all 4 pods run on 4 nodes; no policy needs fewer than 3, by the sums of GPU, CPU and memory"
     assert printed(capsys, *words)[2:] == [answer]
     assert document(capsys, *words)["policies"] == [
         {"policy": "fit", "answer": answer, "nodes": 4, "seeds": [4, 4, 4], "atLeast": 3, "pods": 4}
@@ -206,7 +206,7 @@ def test_nodes_needed_are_told_with_what_the_sums_say(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("pods", "kind", "said"),
     [
-        ("3x mem=5", "mem=8", "all 3 pods run on 1 more node; by the sums"),
+        ("3x mem=5", "mem=8", "all 3 pods run on 1 more node; no policy needs fewer than 1, by the sums"),
         ("2x mem=5", "mem=8", "no more nodes are needed: all 2 pods run on those that are there"),
         ("5x mem=5", "2x mem=8", "all 5 pods run on 3 more nodes"),
         ("mem=9; 2x mem=8", "mem=8", "all 3 pods run on 2 more nodes"),
