@@ -172,7 +172,7 @@ class _Reader:
         about = _manifest(raw, "Pod")
         if about.metadata.uid or about.status.phase:
             self._seen.update(about.owners)
-            raw = _with_uid(raw)
+            raw = raw if about.metadata.uid else _with_uid(raw)
         else:
             raw = _unbound(raw, about)
         pod, ignored = self._pods.read(raw)
