@@ -371,7 +371,7 @@ def _add_cost(commands: Any) -> None:
         "cost",
         help="who had the GPUs in a period, and what that cost",
         usage="%(prog)s --prometheus URL  [--from TIME] [--to TIME] [--step DURATION]\n"
-        "       [--by namespace|owner|pod] [--rate 'MODEL=PRICE'] [-o table|json|focus]",
+        "       [--by namespace|owner|pod] [--rate 'MODEL=PRICE'] [-o table|json|focus] [--plot FILE]",
         description="Tell who had the GPUs in a period, how much of that was used, what nobody had, and what it "
         "cost. All parts together are all GPU time, and cost what all GPUs cost, to the cent.",
         epilog="TIME is 2026-10-01, 2026-10-01T06:00:00Z, or how long ago: 30d, 12h. Exit code 0: done; 1: there are "
@@ -388,6 +388,7 @@ def _add_cost(commands: Any) -> None:
         ("--rates", "PATH", "YAML with currency, and with rates, a map from models to prices"),
         ("--currency", "CODE", "of the prices [USD]"),
         ("--account", "NAME", "the billing account of FOCUS [gpushare]"),
+        ("--plot", "FILE", "draw the result too, as FILE.svg or FILE.png (needs matplotlib)"),
     ):
         cost.add_argument(flag, metavar=metavar, help=text)
     for flag, metavar, text in (

@@ -3,8 +3,10 @@
 import re
 from pathlib import Path
 
+import matplotlib as mpl
 import pytest
 
+from tests.docs import plots
 from tests.docs.pages import DOCS, text_of
 from tests.docs.pictures import IMAGES, draw
 
@@ -12,6 +14,17 @@ from tests.docs.pictures import IMAGES, draw
 @pytest.mark.parametrize("source", sorted(IMAGES.glob("*.txt")), ids=lambda path: path.stem)
 def test_a_picture_is_what_its_text_says(source: Path) -> None:
     assert text_of(source.with_suffix(".svg")) == draw(text_of(source)), "run: python -m tests.docs.pictures"
+
+
+@pytest.mark.parametrize("name", plots.PLOTS)
+def test_a_plot_is_what_the_program_draws(name: str, tmp_path: Path) -> None:
+    """Another version of matplotlib may place the same texts elsewhere."""
+    plots.draw(name, tmp_path / name)
+    committed, drawn = text_of(IMAGES / name), text_of(tmp_path / name)
+    if f"Matplotlib v{mpl.__version__}," in committed:
+        assert committed == drawn, "run: python -m tests.docs.plots"
+    assert re.findall(">([^<>]+)</text>", committed) == re.findall(">([^<>]+)</text>", drawn)
+    assert len(committed) < 100_000
 
 
 def test_every_picture_is_shown_somewhere_and_described_in_words() -> None:

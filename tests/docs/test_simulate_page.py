@@ -13,17 +13,17 @@ from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.experiment import POLICIES
 from tests.builders import container, node, pod
 from tests.docs.pages import DOCS, blocks, commands, text_of
+from tests.docs.plots import PLOTS, ROOT
 from tests.docs.test_commands import help_of
 
 PAGE = text_of(DOCS / "simulate.md")
-BURST = 'gpu-device-plugin simulate --nodes "1x gpus=4 mem=46" --pods docs/examples/recorded-use.json --burst'
+BURST = 'gpu-device-plugin simulate --nodes "1x gpus=4 mem=46" --pods docs/examples/recorded-use.json --burst 100,90,50'
 RUN = (
     "kubectl get nodes,pods -A -o json > cluster.json",
     "gpu-device-plugin simulate --nodes cluster.json",
     "gpu-device-plugin simulate --nodes cluster.json --from-empty --until 130",
-    'gpu-device-plugin simulate --nodes "10x gpus=4 mem=24 cpu=64 memory=256Gi" --pods "40x mem=8 cpu=4 memory=16Gi; 5x count=2 cpu=16; 60x mem=14"',  # noqa: E501 - as it is written there
-    'gpu-device-plugin simulate --nodes "1x gpus=4 mem=24 cpu=64 memory=256Gi" --pods "40x mem=8 cpu=4 memory=16Gi; 5x count=2 cpu=16; 30x mem=14" --nodes-needed',  # noqa: E501 - as it is written there
-    "gpu-device-plugin simulate --nodes cluster.json --pods web.yaml",
+    'gpu-device-plugin simulate --nodes "10x gpus=4 mem=24 cpu=64 memory=256Gi" --pods "40x mem=8 cpu=4 memory=16Gi; 5x count=2 cpu=16; 60x mem=14" --policy fit,spread',  # noqa: E501 - as it is written there
+    'gpu-device-plugin simulate --pods "40x mem=8; 30x mem=14" --nodes-needed "4x RTX 4090" --policy fit',
     'gpu-device-plugin simulate --nodes cluster.json --pods web.yaml --nodes-needed "4x H100 cpu=96 memory=1Ti"',
     BURST,
 )
@@ -57,16 +57,12 @@ def test_the_commands_can_be_followed_and_print_what_is_shown(
         assert printed.out.strip("\n") == output or not output
 
 
-def test_the_picture_of_borrowing_has_the_figures_of_the_table() -> None:
-    (printed,) = (output for block in blocks(PAGE, "console") for command, output in block.commands if command == BURST)
-    table = [re.split("  +", line) for line in printed.splitlines()]
-    drawn = [re.split("  +", line) for line in text_of(DOCS / "img" / "burst.txt").splitlines()]
-    rows = [row for row in table if len(row) == 7][1:]
-    assert [row for row in drawn if len(row) == 6] == [
-        [guarantee, "█" * (round(float(run)) - round(float(evicted))) + "▓" * round(float(evicted)),
-         run if more == "-" else f"{run} ({more})", asked, evicted, short]
-        for guarantee, _, run, more, asked, evicted, short in rows
-    ]  # fmt: skip
+def test_the_pictures_are_of_the_commands_beside_them() -> None:
+    """With more percentages, and until more was requested."""
+    defaults = BURST.removesuffix(" 100,90,50")
+    for name, command, more in (("simulate.svg", RUN[3], ("--until", "130")), ("burst.svg", defaults, ())):
+        words = [str(ROOT / word) if word.startswith("docs/") else word for word in shlex.split(command)]
+        assert [*words[1:], *more] == [*PLOTS[name]]
 
 
 def test_the_page_of_placement_shows_the_first_of_them() -> None:
@@ -91,7 +87,7 @@ def test_every_policy_is_named() -> None:
 
 
 def test_every_model_is_named() -> None:
-    (named,) = re.findall(r"^\*\*Models\*\* that have a default for `mem` are (.*?):", PAGE, re.MULTILINE | re.DOTALL)
+    (named,) = re.findall(r"^\*\*Models\*\* with a default for `mem` are (.*?):", PAGE, re.MULTILINE | re.DOTALL)
     assert re.findall(r"[A-Z]+[0-9]+[A-Z]*", named) == [*MODELS]
 
 

@@ -8,9 +8,9 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
@@ -29,6 +29,8 @@ from gpu_device_plugin.features.cost.report import (
 )
 from gpu_device_plugin.features.cost.rules import GIVEN, MEMORY, Account, Period, Series, account
 from gpu_device_plugin.model.times import epoch_s, rfc3339, seconds
+from gpu_device_plugin.plotting import plot_path
+from gpu_device_plugin.programs.cost.plot import draw_costs
 from gpu_device_plugin.programs.cost.prometheus import (
     Prometheus,
     SamplesError,
@@ -57,6 +59,7 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """
     try:
         period = _period(arguments)
+        path = plot_path(arguments.plot) if arguments.plot is not None else None
         rates, currency = _rates(arguments)
         if arguments.output == "focus" and not rates:
             raise UsageError("-o focus: costs need prices; add --rate 'MODEL=PRICE', or --rates PATH")
@@ -65,13 +68,15 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
         prices = cents(found, rates) if rates else {}
         shown = rows(found, by, prices, models=arguments.output == "focus")
         costs = Costs(shown, period, by, found.cards, currency if rates else "", _notes(found, missing))
+        when = f"from {rfc3339(period.start)} to {rfc3339(period.end)}, in steps of {duration(period.step_s)}"
+        heading = f"{counted(found.cards, 'GPU')} {when}"
+        if path is not None:
+            draw_costs(path, heading, replace(costs, rows=rows(found, by, prices)))
         if arguments.output == "json":
             sys.stdout.write(json.dumps(cost_document(costs), indent=2) + "\n")
         elif arguments.output == "focus":
             sys.stdout.write(focus_csv(costs, rates, arguments.account or "gpushare"))
         else:
-            when = f"from {rfc3339(period.start)} to {rfc3339(period.end)}, in steps of {duration(period.step_s)}"
-            heading = f"{counted(found.cards, 'GPU')} {when}"
             show([Line(heading), Line(""), *cost_table(costs, width(200))], environ)
         sys.stdout.flush()
         if missing and arguments.output != "table":
@@ -90,7 +95,9 @@ def _account(
     """Return the account, and why samples may be missing in it."""
     url = arguments.prometheus or environ.get("PROMETHEUS_URL", "")
     if not url:
-        raise UsageError("name what to read: --prometheus URL")
+        raise UsageError(
+            "name what to read: --prometheus URL, or PROMETHEUS_URL, such as http://prometheus.monitoring:9090"
+        )
     selected = _used("--select", matchers, arguments.select or "")
     headers = dict(_used("--header", header, text) for text in arguments.header)
     address, token = _used("--prometheus", checked, url), _token(arguments, environ)
@@ -113,7 +120,7 @@ def _token(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str:
     text = environ.get("PROMETHEUS_TOKEN", "")
     if arguments.token_file:
         try:
-            text = content(Path(arguments.token_file)).decode("ascii")
+            text = content("--token-file", arguments.token_file).decode("ascii")
         except ValueError:
             raise UsageError(f"--token-file: {arguments.token_file} holds no token") from None
     if not text.strip().isprintable():
@@ -129,7 +136,9 @@ def _period(arguments: argparse.Namespace) -> Period:
     start = _time("--from", getattr(arguments, "from") or "24h", now)
     end = _time("--to", arguments.to or "0s", now)
     if start >= end:
-        raise UsageError(f"the period is empty: --from is {rfc3339(start)}, --to is {rfc3339(end)}")
+        raise UsageError(
+            f"the period is empty: --from is {rfc3339(start)}, --to is {rfc3339(end)}, and has to be later"
+        )
     if end > now:
         raise UsageError(f"--to: {rfc3339(end)} is in the future")
     step_s = max(60, (end - start) // 120_000 * 60) if arguments.step is None else int(seconds(arguments.step) or 0)
@@ -158,12 +167,15 @@ def _rates(arguments: argparse.Namespace) -> tuple[list[Rate], str]:
     if arguments.rates:
         where = f"--rates {arguments.rates}"
         try:
-            content_of: Any = yaml.safe_load(content(Path(arguments.rates)))
+            content_of: Any = yaml.safe_load(content("--rates", arguments.rates))
         except (yaml.YAMLError, ValueError) as error:
-            raise UsageError(f"{where}: this is no YAML: {error}") from None
+            mark = getattr(error, "problem_mark", None)
+            line = f"line {mark.line + 1}: " if mark else ""
+            why = getattr(error, "problem", None) or "it cannot be parsed"
+            raise UsageError(f"{where}: {line}this is not valid YAML: {why}; correct it there") from None
         table = content_of.get("rates") if isinstance(content_of, dict) else None
         if not isinstance(table, dict) or not table:
-            raise UsageError(f"{where}: write rates: as a map from models to prices")
+            raise UsageError(f"{where}: write rates: as a map from models to prices, such as rates: {{'*T4': 0.35}}")
         found += [Rate(str(models), _price(where, str(price))) for models, price in table.items()]
         currency = currency or content_of.get("currency")
     if currency and not found:

@@ -136,7 +136,7 @@ class Prometheus:
         except (OSError, http.client.HTTPException, ValueError) as error:
             cause = error.reason if isinstance(error, URLError) else error
             reason = getattr(cause, "strerror", None) or cause or type(error).__name__
-            raise SamplesError(f"{what} cannot be reached: {reason}") from error
+            raise SamplesError(f"{what} cannot be reached: {reason}; try the address with curl from here") from error
         return _decoded(text, what)
 
 
@@ -144,7 +144,8 @@ def checked(url: str) -> str:
     """Return the address of a Prometheus. Raises ValueError, with a sentence."""
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query or parts.fragment:
-        raise ValueError(f"{url!r} is no address such as http://prometheus.monitoring:9090")
+        meant = f"http://{url}" if "/" not in url and url else "http://prometheus.monitoring:9090"
+        raise ValueError(f"{url!r} is no address such as {meant}")
     return url
 
 
@@ -239,13 +240,13 @@ def _values(found: _Result, what: str) -> dict[int, float]:
 # --- Files ------------------------------------------------------------------------------------------------------------
 
 
-def content(path: Path) -> bytes:
-    """Return the content of a file. Raises SamplesError."""
+def content(flag: str, path: str) -> bytes:
+    """Return the content of the file that a flag names. Raises SamplesError."""
     try:
-        with path.open("rb") as file:
+        with Path(path).open("rb") as file:
             text = file.read(_LARGEST + 1)
     except OSError as error:
-        raise SamplesError(f"{path} cannot be read: {error.strerror}") from error
+        raise SamplesError(f"{flag} {path} cannot be read: {error.strerror}; name a file") from error
     if len(text) > _LARGEST:
-        raise SamplesError(f"{path} is larger than {_LARGEST >> 20} MiB")
+        raise SamplesError(f"{flag} {path} is larger than {_LARGEST >> 20} MiB; name a smaller file")
     return text

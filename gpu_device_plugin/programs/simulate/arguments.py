@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _USAGE = """%(prog)s [--nodes NODES] [--pods PODS] [--policy NAMES] [--seeds N] [--from-empty] [--skip-misfits]
        [--until rejected|PERCENT | --departures PERCENT | --nodes-needed [NODE]]
-       [--burst [PERCENTS]] [-o table|json]"""
+       [--burst [PERCENTS]] [-o table|json] [--plot FILE.svg|FILE.png]"""
 _DESCRIPTION = (
     "Answer before you buy or change: what would fit, what would another policy have done, how many nodes do these "
     "pods need. Nothing in the cluster is changed."
@@ -35,7 +35,11 @@ def add_simulate(commands: argparse._SubParsersAction[Any]) -> None:
         usage=_USAGE,
         epilog=_EPILOG,
     )
-    parser.add_argument("--nodes", default="cluster", metavar="NODES", help="a file, entries, or the cluster [cluster]")
+    parser.add_argument(
+        "--nodes",
+        metavar="NODES",
+        help="a file, entries, or the cluster [cluster; none for --pods with --nodes-needed NODE]",
+    )
     parser.add_argument(
         "--pods", metavar="PODS", help="a file, entries, or the cluster: its waiting pods [the source of the nodes]"
     )
@@ -77,6 +81,9 @@ def add_simulate(commands: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("--from-empty", action="store_true", help="the pods that run with GPUs come again, too")
     parser.add_argument("-o", "--output", default="table", choices=("table", "json"), help="the form of the result")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw the result too, as FILE.svg or FILE.png (needs matplotlib)"
+    )
     for name in ("context", "kubeconfig"):
         parser.add_argument(f"--{name}", metavar="VALUE", help="passed on to kubectl")
     add_settings(parser, knobs_of(ResourceSettings))

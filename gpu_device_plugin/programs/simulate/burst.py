@@ -208,7 +208,7 @@ def _answer(policy: str, choices: Sequence[Json], seconds: float) -> str:
             f"{policy}: no more than {_told(asked_for['run'])} pods run without evictions, with any of these guarantees"
         )
     return (
-        f"{policy}: {_told(best['run'])} pods run instead of {_told(asked_for['run'])}, if each is guaranteed what it "
+        f"{policy}: {_told(best['run'])} pods run instead of {_told(asked_for['run'])}, with a guarantee of what each "
         f"did not exceed for {best['percent']} % of the time; in {_time(seconds)} none is evicted, and "
         f"pods are asked {counted(round(best['asked']), 'time')} to return memory"
     )
@@ -238,8 +238,5 @@ def burst_table(document: Json) -> list[Line]:
     """Return the answer, and a row for each choice of guarantees."""
     choices = document["choices"]
     rows = [tuple(cell(each, choices[0]) for cell in _COLUMNS.values()) for each in choices]
-    about = (
-        "a pod is guaranteed what it did not exceed for that part of the time, and may use what it asks for; shares: "
-        "the mean guarantee; short: part of the GPUs' time"
-    )
+    about = "guarantee: what a pod did not exceed for that part of the time; short: part of the GPUs' time"
     return [Line(document["answer"]), Line(""), *aligned(tuple(_COLUMNS), rows), Line(about, Tone.FAINT)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,31 +12,34 @@ import msgspec
 from gpu_device_plugin.features.learning.rules.arrivals import Start
 from gpu_device_plugin.features.learning.rules.marginal_value import free_capacity, shape_of
 from gpu_device_plugin.features.learning.rules.workload_mix import PodKind, kinds_of
-from gpu_device_plugin.hardware.fake.gpu_models import MODELS
 from gpu_device_plugin.kubernetes.objects.api_objects import readable
 from gpu_device_plugin.kubernetes.objects.decoding import NodeReader, PodReader, UnreadableObjectError, decoded
 from gpu_device_plugin.kubernetes.objects.requests import OwnerReference
 from gpu_device_plugin.model.contract.keys import NODE_GPUS, READ_ON_NODES, READ_ON_PODS
-from gpu_device_plugin.model.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.model.gpus import MOST_GPUS
+from gpu_device_plugin.model.gpus import MOST_SHARES
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind, Resource
-from gpu_device_plugin.programs.simulate.entries import SHARE_MIB
-from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Inputs, Workload
+from gpu_device_plugin.programs.simulate.misread import misread
+from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Inputs, Workload, counted
+from gpu_device_plugin.programs.simulate.nvidia_nodes import (
+    OFFERED,
+    READ,
+    WHOLE,
+    NvidiaNode,
+    as_kinds,
+    frees_beside,
+    held_by,
+    not_offered,
+    nvidia_node,
+    offered_by,
+)
+from gpu_device_plugin.report.rules.printing import first
 from gpu_device_plugin.scheduler.cluster_state import Fleet
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
-from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, amount_of, ask
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
 
-WHOLE = Resource(Kind.COUNT, "nvidia.com/gpu")
-"""The resource of NVIDIA's device plugin: whole GPUs, unless it is told to hand each out several times."""
-_COUNT, _MEMORY, _PRODUCT, _REPLICAS = (f"{WHOLE.name}.{each}" for each in ("count", "memory", "product", "replicas"))
-LABELS = frozenset({_COUNT, _MEMORY, _PRODUCT, _REPLICAS})
-"""Of GPU feature discovery (k8s-device-plugin, docs/gpu-feature-discovery): memory in MiB, of one GPU."""
-_RESERVED_MIB = 768
-"""No driver of a known model reserves more."""
-_SHARED, _DIVIDED = "-SHARED", "-MIG-"
-"""In a product's name: each GPU is handed out several times; GPUs are MIG instances (strategy ``single``)."""
+_PLAIN = frozenset({"cpu", "memory", "ephemeral-storage"})
 
 
 class _List(msgspec.Struct, gc=False):
@@ -63,9 +67,10 @@ def read_cluster(text: bytes, resources: Sequence[Resource], *, from_empty: bool
     reader.read_nodes([raw for kind, raw in objects if kind == "Node"])
     reader.read_pods([raw for kind, raw in objects if kind == "Pod"])
     reader.read_manifests([(kind, raw) for kind, raw in objects if kind in _MAKERS])
-    others = sorted({kind for kind, _ in objects} - _MAKERS - {"Node", "Pod", ""})
+    others = Counter(kind for kind, _ in objects if kind not in _READ)
     if others:
-        reader.notes.append(f"left out, as no pods are read of them: {', '.join(others)[:200]}")
+        named = [f"{number:,} {kind or 'without a kind'}" for kind, number in sorted(others.items())]
+        reader.notes.append(f"left out, as no pods are read of them: {', '.join(named)[:200]}")
     return reader.found()
 
 
@@ -90,12 +95,14 @@ class _Reader:
         self._from_empty = from_empty
         self._fleet = Fleet(resources, vanished_grace_s=0)
         self._pods = self._pod_reader()
-        self._nvidia: dict[str, tuple[NodeGpus, int]] = {}
-        """The nodes without an agent of ours, where no node has one; see `gpus_by_labels`."""
-        self._held: dict[str, int] = {}
-        """How many of the resource of NVIDIA's device plugin pods hold, by node."""
+        self._nvidia: dict[str, NvidiaNode] = {}
+        """The nodes without an agent of ours, where no node has one."""
+        self._held: dict[str, list[PodKind]] = {}
+        """What pods hold through NVIDIA's device plugin, by node."""
         self._coming: list[tuple[str, PodKind]] = []
         self._seen: set[tuple[str, str, str]] = set()
+        self._without: dict[str, list[str]] = {}
+        """The names of what is left out, by the reason."""
         self.notes: list[str] = []
 
     def _pod_reader(self) -> PodReader:
@@ -105,24 +112,35 @@ class _Reader:
 
     def read_nodes(self, objects: Sequence[msgspec.Raw]) -> None:
         """Read all nodes; pods only afterwards."""
-        names = (*self._names.values(), WHOLE.name)
-        reader = NodeReader(names, (READ_ON_NODES | LABELS).__contains__)
-        nodes = list(readable(objects, reader.read, "an object", self.notes))
+        names = (*self._names.values(), *(each.name for each in OFFERED))
+        reader = NodeReader(names, (READ_ON_NODES | READ).__contains__)
+        nodes = list(readable(map(_with_uid, objects), reader.read, "an object", self.notes))
         before_us = not any(map(self._ours, nodes))
-        if before_us and WHOLE not in self._resources:
-            self._resources = (*self._resources, WHOLE)
+        if before_us:
+            self._resources = (*self._resources, *(each for each in OFFERED if each not in self._resources))
             self._pods = self._pod_reader()
         for node in nodes:
-            offered = node.capacity.get(WHOLE.name, 0)
+            offered = offered_by(node)
             if before_us and offered:
-                self._nvidia[node.name] = gpus_by_labels(node.labels, offered)
+                self._nvidia[node.name] = nvidia_node(node)
             elif offered and not self._ours(node):
                 self._leave_out(f"node {node.name}", f"its GPUs are given as {WHOLE.name}, by no agent of ours")
+            elif not self._ours(node):
+                self._leave_out(f"node {node.name}", not_offered(node) or "it has no GPUs")
             self._put(node)
-        if any(gpus.gpus for gpus, _ in self._nvidia.values()):
+        known = [each for each in self._nvidia.items() if each[1].gpus.gpus]
+        if known:
+            whole = f", and {WHOLE.name} of a pod counts as whole GPUs"
             self.notes.append(
-                "no node has an agent of ours, so that its GPUs are those of the labels of GPU feature discovery, in "
-                f"shares of 1 GiB, and {WHOLE.name} of a pod counts as whole GPUs"
+                "no node runs our agent, so GPUs are read from the labels of GPU feature discovery, in shares of 1 GiB"
+                + whole * any(not node.slice_shares for _, node in known)
+            )
+        self.notes += [f"node {name}: {node.note}" for name, node in known if node.note]
+        sliced = [name for name, node in known if node.slice_shares]
+        if sliced:
+            self.notes.append(
+                f"the GPUs of {'node' if len(sliced) == 1 else 'nodes'} {first(sliced)} are time-sliced: a pod counts "
+                "with the GPU's memory divided by its replicas, which NVIDIA does not enforce"
             )
 
     def _ours(self, node: NodeRecord) -> bool:
@@ -130,7 +148,7 @@ class _Reader:
 
     def _put(self, node: NodeRecord) -> None:
         if node.name in self._nvidia:
-            gpus, _ = self._nvidia[node.name]
+            gpus = self._nvidia[node.name].gpus
         else:
             memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
             gpus = gpus_of_node(node.annotations, node.labels, memory, count)
@@ -152,29 +170,54 @@ class _Reader:
     def _pod(self, raw: msgspec.Raw | bytes) -> tuple[Pod, str] | None:
         """Put a pod onto its node; return it, and its name for people, if it asks for GPUs and has not ended."""
         about = _manifest(raw, "Pod")
-        if about.metadata.uid:
+        if about.metadata.uid or about.status.phase:
             self._seen.update(about.owners)
+            raw = raw if about.metadata.uid else _with_uid(raw)
         else:
             raw = _unbound(raw, about)
-        pod, _ = self._pods.read(raw)
-        if not pod.containers:
+        pod, ignored = self._pods.read(raw)
+        why = self._misread(raw, pod, ignored)
+        if not pod.containers or why:
             self._fleet.put_other(self._pods.read_other(raw))
+            if not pod.ended and (why or not pod.node_name):
+                self._leave_out(f"pod {about.name}", why or "it asks for no GPU")
             return None
-        if not self._from_empty and (held := amount_of(pod, WHOLE)):
+        if not self._from_empty and held_by(pod):
             self._fleet.put_other(self._pods.read_other(raw))
             if not pod.ended:
-                self._held[pod.node_name] = self._held.get(pod.node_name, 0) + held
+                self._held.setdefault(pod.node_name, []).extend(self._of_request(pod))
         elif not self._from_empty:
             self._fleet.put_pod(pod)
         return None if pod.ended or pod.deleting else (pod, about.name)
 
+    def _misread(self, raw: msgspec.Raw | bytes, pod: Pod, ignored: Sequence[str]) -> str:
+        """Return what of its request for GPUs is not read; of most pods their sums say that there is nothing."""
+        known = _PLAIN.union(each.name for each in self._resources)
+        plain = pod.containers and pod.requests is not None and not pod.requests.keys() - known
+        large = any(amount > MOST_SHARES for each in pod.containers for amount in each.limits.values())
+        return "" if plain and not ignored and not large else misread(raw, self._resources)
+
     def _kinds(self, pod: Pod, name: str) -> list[tuple[str, PodKind]]:
+        kinds = self._of_request(pod)
+        if not kinds:
+            asked = ask(pod, self._resources)
+            self._leave_out(
+                f"pod {pod.namespace}/{pod.name}", asked.sentence if not isinstance(asked, GpuRequest) else ""
+            )
+        return [(name if len(kinds) == 1 else f"{name}, part {at}", kind) for at, kind in enumerate(kinds, 1)]
+
+    def _of_request(self, pod: Pod) -> list[PodKind]:
+        """Return what a pod asks for, part by part; nothing where it can never run."""
         asked = ask(pod, self._resources)
         if not isinstance(asked, GpuRequest):
-            self._leave_out(f"pod {pod.namespace}/{pod.name}", asked.sentence)
             return []
-        kinds = kinds_of(asked, pod.amounts)
-        return [(name if len(kinds) == 1 else f"{name}, part {at}", kind) for at, kind in enumerate(kinds, 1)]
+        slice_shares = self._slice_shares(pod.node_name)
+        return [each for kind in kinds_of(asked, pod.amounts) for each in as_kinds(kind, pod, slice_shares)]
+
+    def _slice_shares(self, node: str) -> int:
+        """Return what one of NVIDIA's resource is on a node; without a node: the least, unless some have GPUs whole."""
+        there = [self._nvidia[node]] if node in self._nvidia else [*self._nvidia.values()]
+        return min((each.slice_shares for each in there if each.gpus.gpus), default=0)
 
     def read_manifests(self, objects: Sequence[tuple[str, msgspec.Raw]]) -> None:
         read = readable(objects, lambda each: _manifest(each[1], each[0]), "an object", self.notes)
@@ -188,14 +231,20 @@ class _Reader:
                 continue
             try:
                 waiting, number = _template_of(about)
-                pod, _ = self._pods.read(waiting)
+                pod, ignored = self._pods.read(waiting)
+                why = self._misread(waiting, pod, ignored)
             except UnreadableObjectError as error:
                 self._leave_out(about.name, str(error))
                 continue
+            if why:
+                self._leave_out(f"{about.name} with {counted(number, 'pod')}", why)
+                continue
+            if not pod.containers:
+                self.notes.append(f"{about.name} asks for no GPU, and counts with CPU and memory")
             self._coming.extend(self._kinds(pod, about.name) * number)
 
     def _leave_out(self, what: str, why: str) -> None:
-        self.notes.append(f"{what} is left out: {why}")
+        self._without.setdefault(why, []).append(what)
 
     # --- All together -------------------------------------------------------------------------------------------------
 
@@ -209,16 +258,28 @@ class _Reader:
             elif node.gpus.instances:
                 why = "its MIG instances are given whole, by the resources of their profiles"
                 self._leave_out(f"node {name}", why)
-        return Inputs(tuple(nodes), Workload.of(self._coming), ordered=True, notes=tuple(self.notes))
+        left_out = [
+            f"{names[0]} is left out: {why}"
+            if len(names) == 1
+            else f"{first(names, 3)} are left out: {_of_several(why)}"
+            for why, names in self._without.items()
+        ]
+        return Inputs(tuple(nodes), Workload.of(self._coming), ordered=True, notes=(*left_out, *self.notes))
 
     def _with_pods(self, node: Start) -> Start:
         """Return a node without GPUs that pods hold through NVIDIA's device plugin: without the first ones."""
         if not (held := self._held.get(node.name)):
             return node
-        _, each = self._nvidia.get(node.name, (None, 0))
-        taken = -(-held // each) if each else 0
-        frees = (*[0] * min(taken, len(node.left.frees)), *node.left.frees[taken:])
+        frees = frees_beside(node.shape.sizes, held, self._nvidia[node.name].slice_shares)
         return replace(node, left=replace(node.left, frees=frees))
+
+
+_PLURALS = {"it asks ": "they ask ", "it has ": "they have ", "it is ": "they are ", "its ": "their "}
+
+
+def _of_several(why: str) -> str:
+    singular = next((each for each in _PLURALS if why.startswith(each)), "")
+    return _PLURALS.get(singular, "") + why.removeprefix(singular)
 
 
 # --- The pods that Deployments, Jobs and their like make of their templates -------------------------------------------
@@ -226,6 +287,7 @@ class _Reader:
 _REPLICATED = frozenset({"Deployment", "ReplicaSet", "StatefulSet", "ReplicationController"})
 _MAKERS = _REPLICATED | {"Job", "CronJob"}
 """The kinds whose pods are known from the object alone."""
+_READ = _MAKERS | {"Node", "Pod"}
 
 
 class _Template(msgspec.Struct, gc=False):
@@ -255,12 +317,17 @@ class _Metadata(msgspec.Struct, rename="camel", gc=False):
     owner_references: list[OwnerReference] | None = None
 
 
+class _Status(msgspec.Struct, gc=False):
+    phase: str | None = None
+
+
 class _Manifest(msgspec.Struct, gc=False):
     """What is read of an object that makes pods, or of a pod."""
 
     metadata: _Metadata
     kind: str = ""
     spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: _Status = msgspec.field(default_factory=_Status)
 
     @property
     def owners(self) -> frozenset[tuple[str, str, str]]:
@@ -288,6 +355,19 @@ def _manifest(raw: bytes | msgspec.Raw, kind: str) -> _Manifest:
     found = decoded(raw, _Manifest, kind)
     found.kind = kind
     return found
+
+
+def _with_uid(raw: bytes | msgspec.Raw) -> bytes | msgspec.Raw:
+    """Return an object with a uid: people remove those of a cluster before they pass a list on."""
+    try:
+        found = decoded(raw, _Manifest, "object").metadata
+    except UnreadableObjectError:
+        return raw
+    if found.uid or not found.name:
+        return raw
+    whole = decoded(raw, dict[str, Any], "object")
+    whole["metadata"]["uid"] = f"{found.namespace}/{found.name}"
+    return msgspec.json.encode(whole)
 
 
 def _template_of(found: _Manifest) -> tuple[bytes, int]:
@@ -320,34 +400,3 @@ def _number(kind: str, spec: _Spec) -> int:
         return 1 if spec.replicas is None else spec.replicas
     at_once = 1 if spec.parallelism is None else spec.parallelism
     return at_once if spec.completions is None else min(at_once, spec.completions)
-
-
-# --- A node's GPUs by what NVIDIA's device plugin and GPU feature discovery say of it ---------------------------------
-
-
-def gpus_by_labels(labels: Mapping[str, str], offered: int) -> tuple[NodeGpus, int]:
-    """Return the GPUs as an agent of ours would list them, and how often NVIDIA's device plugin hands out each.
-
-    `offered` is the node's capacity of `WHOLE`. Where GPUs cannot be known, there are none, and `problem` says why.
-    """
-    product = labels.get(_PRODUCT, "").replace(" ", "-")
-    if _DIVIDED in product:
-        return NodeGpus(problem="its GPUs are divided into MIG instances; name it in words, with mig="), 1
-    memory_mib, replicas = _labelled(labels, _MEMORY), max(1, _labelled(labels, _REPLICAS))
-    number = _labelled(labels, _COUNT) or offered // replicas
-    if not memory_mib:
-        why = f"no label {_MEMORY} says how much memory its GPUs have; deploy NVIDIA's GPU feature discovery"
-        return NodeGpus(problem=f"{why}, or name it in words"), 1
-    if not 0 < number <= MOST_GPUS:
-        return NodeGpus(problem=f"its label {_COUNT} is no number of GPUs"), 1
-    product = product.removesuffix(_SHARED)
-    reserved_mib = next((known[2] for known in MODELS.values() if known[0].replace(" ", "-") == product), _RESERVED_MIB)
-    shares = max(0, memory_mib - reserved_mib) // SHARE_MIB
-    model = product.replace("-", " ")
-    gpus = [ListedGpu(at, shares, model=model, memory_mib=memory_mib) for at in range(number)]
-    return NodeGpus(tuple(gpus), share_mib=SHARE_MIB), replicas
-
-
-def _labelled(labels: Mapping[str, str], key: str) -> int:
-    text = labels.get(key, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0

@@ -28,6 +28,7 @@ _MOST_GB = 1.1
 """The most that the GB in the names of a GPU's MIG instances make of its shares: names are rounded up."""
 _PROFILE = re.compile(r"([1-7])g\.([1-9][0-9]{0,3})gb(?:[+.-][a-z]+)*", re.ASCII)
 _TIMES = re.compile(r"([0-9]{1,9})x(.*)", re.IGNORECASE)
+_APART = re.compile(r"([0-9]{1,9}x)(?=[0-9A-Z])", re.IGNORECASE)
 _MOST_GIB_MEANT = 4096
 """A larger number of bytes was meant as MiB."""
 _SIZE = re.compile(r"([0-9]{1,9})([MGT])i?B?", re.IGNORECASE)
@@ -45,17 +46,45 @@ _WRONG_WORDS = {
 """What people write of a node or a pod, and which word says it; only where that is not a word itself."""
 
 
+_OTHER_SIZES = {
+    ("A100", 40): ("NVIDIA A100-SXM4-40GB", 40960),
+    ("V100", 32): ("Tesla V100-SXM2-32GB", 32768),
+    ("H100", 94): ("NVIDIA H100 NVL", 95830),
+}
+"""Models with other memory than `MODELS` has: the product, and MiB."""
+_NOISE = re.compile(r"NVIDIA|GEFORCE|TESLA|AMPERE|SXM[0-9]?|PCIE|NVL|HBM[0-9]E?", re.ASCII)
+"""Words of a product that tell its maker and how it is built in."""
+_GB = re.compile(r"([0-9]{1,4})GB?", re.ASCII)
+
+
 def known_model(name: str) -> tuple[str, int] | None:
-    """Return a model of GPUs by its name, such as ``H100`` or ``rtx4090``; None: it is not known.
+    """Return a model of GPUs by its name, such as ``H100``, ``A100-40GB`` or ``RTX 4090``; None: it is not known.
 
     It is the product as the driver names it, and the shares that an agent makes of it by default, 1 GiB each.
     """
-    short = name.strip().upper().replace(" ", "").replace("-", "").removeprefix("NVIDIA")
-    if short not in MODELS:
+    words = [word for word in re.split(r"[\s-]+", name.upper()) if not _NOISE.fullmatch(word)]
+    size = next((int(found[1]) for word in words if (found := _GB.fullmatch(word))), 0)
+    joined = "".join(word for word in words if not _GB.fullmatch(word))
+    short = next((each for each in (joined, joined.removeprefix("RTX")) if each in MODELS), None)
+    if short is None:
         return None
     product, total_mib, reserved_mib, *_ = MODELS[short]
+    if (short, size) in _OTHER_SIZES:
+        product, total_mib = _OTHER_SIZES[short, size]
+    elif size and product.upper() != name.upper() and not 0.98 * total_mib <= size << 10 <= 1.1 * total_mib:
+        return None  # what is sold as 48 GB has 45 GiB at times
     # An agent gives one with the machine's memory whole.
     return product, 1 if short in UNIFIED else (total_mib - reserved_mib) // SHARE_MIB
+
+
+def begins_with_model(text: str) -> bool:
+    """Return whether the first words of a text name a known model."""
+    words = re.split(r"[,;]|\s+\S*=", text, maxsplit=1)[0]
+    return known_model(_without_size(words)) is not None
+
+
+def _without_size(name: str) -> str:
+    return re.split(r"[\s-]+[0-9]+G", name, maxsplit=1, flags=re.IGNORECASE)[0]
 
 
 class EntryError(ValueError):
@@ -150,20 +179,9 @@ def _entries(text: str, known: tuple[str, ...]) -> Iterator[tuple[str, int, Mapp
     total = 0
     for entry in filter(None, map(str.strip, text.split(";"))):
         words: dict[str, str] = {}
-        parts = entry.replace(",", " ").split()
-        number = 1
-        if parts and (times := _TIMES.fullmatch(parts[0])) and not times[2]:
-            number, parts = int(times[1]), parts[1:]
-            if "gpus" in known and parts and "=" not in parts[0] and not _TIMES.fullmatch(parts[0]):
-                # 4x H100 is a node with four of them, as it is in a shop.
-                if any(part.startswith("gpus=") for part in parts):
-                    raise EntryError(
-                        f"{entry!r}: {number}x {parts[0]} are the GPUs of one node, and gpus= says how many too; "
-                        f"for {counted(number, 'node')} begin with {number}x gpus="
-                    )
-                parts, number = [f"{number}x{parts[0]}", *parts[1:]], 1
-        elif parts and parts[0].isdigit():
-            raise EntryError(f"{entry!r}: {parts[0]!r} is no word; did you mean {parts[0]}x?")
+        if entry.startswith("-"):
+            raise EntryError(f"{entry!r}: nothing is there fewer than 0 times; begin with a number, as in 3x")
+        number, parts = _counted_parts(entry, of_nodes="gpus" in known)
         for name, value in _named(entry, parts, known):
             if name in words:
                 raise EntryError(f"{entry!r}: {name} stands there twice; remove one")
@@ -173,6 +191,41 @@ def _entries(text: str, known: tuple[str, ...]) -> Iterator[tuple[str, int, Mapp
         if total > MOST_ARRIVALS:
             raise EntryError(f"{entry!r}: that makes more than {MOST_ARRIVALS:,}; give fewer")
         yield repr(entry), number, words
+
+
+def _counted_parts(entry: str, *, of_nodes: bool) -> tuple[int, list[str]]:
+    """Return how many are alike, and the words of an entry without this number."""
+    parts = entry.replace(",", " ").split()
+    if of_nodes:
+        parts = _with_models_joined(parts)
+    if parts[:1] and parts[0].isdigit():
+        raise EntryError(f"{entry!r}: {parts[0]!r} is no word; did you mean {parts[0]}x?")
+    times = _TIMES.fullmatch(parts[0]) if parts else None
+    if times is None or times[2]:
+        return 1, parts
+    number, parts = int(times[1]), parts[1:]
+    if of_nodes and parts and "=" not in parts[0] and not _TIMES.fullmatch(parts[0]):
+        # 4x H100 is a node with four of them, as it is in a shop.
+        if any(part.startswith("gpus=") for part in parts):
+            raise EntryError(
+                f"{entry!r}: {number}x {parts[0]} are the GPUs of one node, and gpus= says how many too; "
+                f"for {counted(number, 'node')} begin with {number}x gpus="
+            )
+        return 1, [f"{number}x{parts[0]}", *parts[1:]]
+    return number, parts
+
+
+def _with_models_joined(parts: Sequence[str]) -> list[str]:
+    """Return the words of a node with numbers apart, as in ``4x 8x H100``, and the words of a model as one."""
+    found: list[str] = []
+    apart = [each for part in parts for each in _APART.sub(r"\1 ", part).split()]
+    for part in apart:
+        model = "=" not in part and not _TIMES.fullmatch(part)
+        if model and found and "=" not in found[-1] and not _TIMES.fullmatch(found[-1]):
+            found[-1] += f" {part}"
+        else:
+            found.append(part)
+    return found
 
 
 def _named(entry: str, parts: Sequence[str], known: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -195,6 +248,9 @@ def _named(entry: str, parts: Sequence[str], known: Sequence[str]) -> Iterator[t
 def _model(entry: str, word: str) -> str:
     """Return the name of a known model that stands for itself, without ``model=``."""
     if known_model(word) is None:
+        bare = _without_size(word)
+        if bare != word and (model := known_model(bare)):
+            raise EntryError(f"{entry!r}: {model[0]} is not known with so much memory; write model={bare} and mem=")
         hint = nearest(word, MODELS, f"write gpus=8 mem=80, or one of {', '.join(MODELS)}")
         raise EntryError(f"{entry!r}: {word[:40]!r} is no GPU that is known here; {hint}")
     return word

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from gpu_device_plugin.features.learning.rules.arrivals import ByFullness, Placer, Policy, Start
-from gpu_device_plugin.features.learning.rules.marginal_value import Appraiser
+from gpu_device_plugin.features.learning.rules.marginal_value import Appraiser, FreeCapacity
 from gpu_device_plugin.features.learning.rules.price_learning import learning
 from gpu_device_plugin.features.learning.rules.workload_mix import NodeType, PodKind, needs_gpus
 from gpu_device_plugin.programs.simulate.model import (
@@ -73,13 +73,14 @@ def run(
     stays: Sequence[int] = (),
     placing: Callable[[Sequence[Start]], Placer] | None = None,
     progress: Callable[[int], None] = lambda _done: None,
+    watch: Callable[[int, Sequence[FreeCapacity]], None] = lambda _came, _lefts: None,
 ) -> SimulationOutcome:
     """Let pods come, and return which of them found room; a pod that finds none does not come again.
 
     `policy` is a name in `POLICIES`, unless `placing` is given, which makes the placer for nodes. `pods` are places in
     `Workload.kinds`. `seed` is that of the order of nodes: of equal ones the first is chosen. `stays` says how long
     each pod stays, counted in arrivals: with 1 it has left when the next one comes. Without it nobody leaves.
-    `progress` is called now and then with how many pods have come.
+    `progress` is called now and then with how many pods have come; `watch` after each pod, with what nodes have left.
     """
     ordered = random.Random(seed).sample(nodes, len(nodes))  # noqa: S311 - the same order every time
     began = time.process_time()
@@ -88,11 +89,12 @@ def run(
     for n, stay in enumerate(stays):
         leaving[n + stay].append(n)
     for n, kind in enumerate(pods):
-        if not n % 500:
+        if not n % 100:
             progress(n)
         for gone in leaving.get(n, ()):
             placer.leave(gone)
         placer.come(kind)
+        watch(n + 1, placer.lefts)
     progress(len(pods))
     places = [place for _, place in placer.came]
     demand = demand_of(workload, nodes)
@@ -121,11 +123,7 @@ def simulate(
     for policy in plan.policies:
         outcomes: list[SimulationOutcome] = []
         for seed in range(plan.seeds):
-            pods, stays = (
-                (arrivals_of(plan, inputs, seed), ())
-                if plan.departures is None
-                else departing(inputs.workload, inputs.nodes, seed, plan.departures)
-            )
+            pods, stays = pods_and_stays(plan, inputs, seed)
             done = len(found) * plan.seeds + seed
 
             def advance(came: int, all_: int = len(pods), done: int = done, policy: str = policy) -> None:
@@ -135,6 +133,17 @@ def simulate(
             outcomes.append(_to_first_rejected(outcome) if plan.until == REJECTED else outcome)
         found[policy] = tuple(outcomes)
     return found
+
+
+def pods_and_stays(plan: Plan, inputs: Inputs, seed: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the pods in the order in which they come with this seed, and how long each stays, as `run` takes both.
+
+    Raises:
+        UsageError: the pods ask for too little.
+    """
+    if plan.departures is None:
+        return arrivals_of(plan, inputs, seed), ()
+    return departing(inputs.workload, inputs.nodes, seed, plan.departures)
 
 
 def arrivals_of(plan: Plan, inputs: Inputs, seed: int) -> Sequence[int]:
@@ -190,8 +199,12 @@ def nodes_needed(plan: Plan, inputs: Inputs, progress: Callable[[str, float], No
     for policy in plan.policies:
         numbers: list[int] = []
         for seed in range(plan.seeds):
-            progress(policy, (len(found) + seed / plan.seeds) / len(plan.policies))
-            numbers.append(search.fewest(policy, seed))
+            done = (len(found) + seed / plan.seeds) / len(plan.policies)
+
+            def trying(number: int, done: float = done, policy: str = policy) -> None:
+                progress(f"{policy}, {number:,} nodes", done)
+
+            numbers.append(search.fewest(policy, seed, trying))
         found.append(Needed(policy, tuple(numbers), search.least, search.runs(policy, numbers[0])))
     progress(plan.policies[-1], 1.0)
     return tuple(found)
@@ -217,8 +230,9 @@ class _Search:
         # With a node for each pod no pod is rejected but those that fit on no such node.
         self._most = min(MOST_NODES, max(self.least, len(workload.pods)))
 
-    def fewest(self, policy: str, seed: int) -> int:
+    def fewest(self, policy: str, seed: int, trying: Callable[[int], None]) -> int:
         def enough(number: int) -> bool:
+            trying(number)
             outcome = self._run(policy, seed, number)
             return all(ok or self._may_fail[pod] for ok, pod in zip(outcome.accepted, outcome.pods, strict=True))
 

@@ -196,10 +196,11 @@ def _answer(outcomes: Sequence[SimulationOutcome], workload: Workload, plan: Pla
 
 
 def answer(outcomes: Sequence[SimulationOutcome], workload: Workload) -> str:
-    """Return the answer where pods stay: of the first seed, with what other orders of pods and nodes made of it."""
+    """Return the answer where pods stay: of the first seed, and what other orders of pods and nodes made of it."""
     first = outcomes[0]
     said = f"{first.policy}: {_how_many_run(outcomes, workload)}"
-    return f"{said}; {100 * _given_out(first.nodes):.1f} % of the GPUs are given out"
+    allocated = 100 * _mean(_allocated_part(outcome.nodes) for outcome in outcomes)
+    return f"{said}; {allocated:.1f} % of the GPUs are allocated{' on average' * bool(_spread(outcomes))}"
 
 
 def _answer_of_first_rejected(outcomes: Sequence[SimulationOutcome], workload: Workload) -> str:
@@ -210,7 +211,7 @@ def _answer_of_first_rejected(outcomes: Sequence[SimulationOutcome], workload: W
     before = "no pod runs" if not ran else f"{counted(ran, 'pod')} {_run(ran)}"
     allocated = f"{100 * _mean(outcome.allocated for outcome in outcomes):.1f} % of the GPUs that were free"
     asked, spread = workload.name(first.pods[-1]), _spread(outcomes)
-    said = f"{first.policy}: {before} before one of {asked} finds no room{spread}; {allocated} are given out"
+    said = f"{first.policy}: {before} before one of {asked} finds no room{spread}; {allocated} are allocated"
     return said + " on average" * bool(spread)
 
 
@@ -218,24 +219,24 @@ def _answer_of_departures(outcomes: Sequence[SimulationOutcome]) -> str:
     first = outcomes[0]
     came, ran = len(first.pods), sum(first.accepted)
     of = f"all {came:,}" if came == ran else f"{ran:,} of {came:,}"
-    refused = f"{100 * _mean(outcome.rejected for outcome in outcomes):.1f} % of the GPU asked for was refused"
+    rejected = f"{100 * _mean(outcome.rejected for outcome in outcomes):.1f} % of the GPU asked for was rejected"
     spread = _spread(outcomes)
-    return f"{first.policy}: {of} pods that came found room{spread}; {refused}{' on average' * bool(spread)}"
+    return f"{first.policy}: {of} pods that came found room{spread}; {rejected}{' on average' * bool(spread)}"
 
 
 def _answer_of_needed(needed: Needed, inputs: Inputs) -> str:
     """Return how many nodes are needed, besides those that are there if some may be added."""
     number, low, pods = needed.nodes, min(needed.by_seed), len(inputs.workload.pods)
     these = f"all {counted(pods, 'pod')}" if needed.pods == pods else f"{needed.pods:,} of {counted(pods, 'pod')}"
-    least = f"by the sums of GPU, CPU and memory no policy needs fewer than {needed.least:,}"
+    least = f"no policy needs fewer than {needed.least:,}, by the sums of GPU, CPU and memory"
     if not number:
         return f"{needed.policy}: no more nodes are needed: {these} run on those that are there"
     nodes = counted(number, "more node" if inputs.added is not None else "node")
-    orders = f" in every order of pods and nodes that was tried, {low:,} in the best" if low < number else ""
+    orders = f" ({low:,} in the best order)" if low < number else ""
     return f"{needed.policy}: {these} run on {nodes}{orders}; {least}"
 
 
-def _given_out(nodes: Sequence[Start]) -> float:
+def _allocated_part(nodes: Sequence[Start]) -> float:
     """Return which part of all shares of the GPUs in service pods have; 0.0 without such GPUs."""
     shares = [
         (size, free)

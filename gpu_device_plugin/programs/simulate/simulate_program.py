@@ -6,16 +6,20 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TextIO, TypeVar
 
 from gpu_device_plugin.commandline import FAILED, OK, resources_in, say, show
 from gpu_device_plugin.kubernetes.kubectl import ClusterUnreadableError, nodes_and_pods
+from gpu_device_plugin.plotting import plot_path
+from gpu_device_plugin.programs.simulate import plot
 from gpu_device_plugin.programs.simulate.burst import burst_table, simulate_burst
 from gpu_device_plugin.programs.simulate.experiment import POLICIES, REJECTED, Plan, nodes_needed, simulate
+from gpu_device_plugin.programs.simulate.model import Inputs, SimulationOutcome
 from gpu_device_plugin.programs.simulate.results import document, heading, needed_document, policy_document, table
-from gpu_device_plugin.programs.simulate.sources import inputs_of
+from gpu_device_plugin.programs.simulate.sources import CLUSTER, inputs_of
 from gpu_device_plugin.report.rules.columns import Line
 from gpu_device_plugin.settings.forms import duration, number, one_of, several
 from gpu_device_plugin.settings.knobs import Form, UsageError
@@ -36,33 +40,47 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
     bar = Bar(sys.stderr)
     try:
         plan = _plan(arguments)
+        path = plot_path(arguments.plot) if arguments.plot is not None else None
         flags = [f"--{name}={text}" for name in ("context", "kubeconfig") if (text := getattr(arguments, name))]
+        nodes, added = arguments.nodes or CLUSTER, arguments.nodes_needed or ""
+        # Pods that are named need no cluster to be counted in nodes of a kind.
+        alone = bool(added) and arguments.nodes is None and arguments.pods not in {None, CLUSTER}
+        bar.show("reading", 0.0)
         inputs = inputs_of(
-            arguments.nodes,
+            added if alone else nodes,
             arguments.pods,
-            arguments.nodes_needed or "",
+            "" if alone else added,
+            nodes_flag="--nodes-needed" if alone else "--nodes",
             resources=resources_in(arguments, environ),
             kubectl=partial(nodes_and_pods, flags, kubectl),
             from_empty=arguments.from_empty,
             skip_misfits=arguments.skip_misfits,
         )
+        bar.clear()
         for note in inputs.notes[:_MOST_NOTES]:
             say(sys.stderr, f"{_PROG}: {note}")
         if (more := len(inputs.notes) - _MOST_NOTES) > 0:
             say(sys.stderr, f"{_PROG}: {more} more notes like these; -o json has them all")
+        about = heading(inputs, plan)
         if plan.burst:
             policies = [simulate_burst(plan, inputs, bar.show)]
+            draw = partial(plot.draw_burst, heading=about.text, document=policies[0])
         elif arguments.nodes_needed is not None:
             policies = [needed_document(each, inputs) for each in nodes_needed(plan, inputs, bar.show)]
+            draw = partial(plot.draw_needed, heading=about.text, policies=policies)
         else:
             outcomes = simulate(plan, inputs, bar.show)
             policies = [policy_document(each, inputs, plan) for each in outcomes.values()]
+            draw = partial(_draw_courses, heading=about.text, plan=plan, inputs=inputs, outcomes=outcomes)
+        if path is not None:
+            bar.show("drawing", 1.0)
+            draw(path)
         bar.clear()
         if arguments.output == "json":
             sys.stdout.write(json.dumps(document(inputs, plan, policies), indent=2) + "\n")
         else:
             lines = burst_table(policies[0]) if plan.burst else table(policies, plan)
-            show([heading(inputs, plan), Line(""), *lines], environ)
+            show([about, Line(""), *lines], environ)
         sys.stdout.flush()
     except ClusterUnreadableError as error:
         bar.clear()
@@ -71,6 +89,12 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str], *, kubectl: 
     finally:
         bar.clear()
     return OK
+
+
+def _draw_courses(
+    path: Path, heading: str, plan: Plan, inputs: Inputs, outcomes: Mapping[str, Sequence[SimulationOutcome]]
+) -> None:
+    plot.draw_courses(path, heading, plan, plot.courses(plan, inputs, outcomes))
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
@@ -123,9 +147,11 @@ class Bar:
 
     def show(self, what: str, part: float) -> None:
         """Show that a part of everything is done, 1.0 being all, and what is under way."""
+        if not self._live:
+            return
         full = round(_CELLS * part)
         text = f"[{'#' * full}{'.' * (_CELLS - full)}] {100 * part:3.0f} % {what}"
-        if self._live and text != self._drawn:
+        if text != self._drawn:
             # Erases the rest of the line (ECMA-48, EL), which may be longer.
             self._stream.write(f"\r{text}\x1b[K")
             self._stream.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,8 +23,9 @@ from gpu_device_plugin.kubernetes.objects.decoding import UnreadableObjectError
 from gpu_device_plugin.kubernetes.objects.quantity import allocatable_amounts
 from gpu_device_plugin.model.resources import Resource
 from gpu_device_plugin.programs.simulate.clusterlist import read_cluster
-from gpu_device_plugin.programs.simulate.entries import EntryError, known_model, nodes_in, pods_in
+from gpu_device_plugin.programs.simulate.entries import EntryError, begins_with_model, nodes_in, pods_in
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Inputs, Recording, Workload, counted, told
+from gpu_device_plugin.report.rules.printing import first, shortened
 from gpu_device_plugin.settings.forms import duration
 from gpu_device_plugin.settings.knobs import UsageError
 
@@ -31,13 +33,18 @@ CLUSTER = "cluster"
 """The word for the cluster that kubectl reads."""
 MOST_BYTES = 256 << 20
 _MOST_NODES = 100_000
-_WORDS = re.compile(r"\s*[0-9]+x|[^/]*=", re.IGNORECASE)
+_WORDS = re.compile(r"\s*-?[0-9]+x|[^/]*=", re.IGNORECASE)
 _YAML = re.compile(rb"^(?:apiVersion|kind|metadata|items|pods)[ \t]*:", re.MULTILINE)
 _MOST_YAML = 16 << 20
 """Reading YAML takes a second for each MiB."""
 _FIRST = 1 << 16
 """Bytes in which a file of YAML has one of these keys."""
 _FORMATS = "give manifests, or what kubectl get nodes,pods -A -o json prints"
+_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+"""How packed files begin."""
+_MOST_TOLD = 3
+_LONGEST = 200
+"""Characters that are told of what a flag was given."""
 _NODE_EXAMPLE = "10x gpus=4 mem=24 cpu=64 memory=256Gi"
 _POD_EXAMPLE = "40x mem=8 cpu=4 memory=16Gi; 5x count=2"
 
@@ -51,11 +58,13 @@ def inputs_of(
     kubectl: Callable[[], bytes],
     from_empty: bool,
     skip_misfits: bool,
+    nodes_flag: str = "--nodes",
 ) -> Inputs:
     """Return nodes and pods by their sources, of which each file, and the cluster, is read once; `pods` None: the same.
 
     `added` is the kind of node that may be added, in words; `from_empty`: the running pods with GPUs come again, before
-    the waiting ones; `skip_misfits`: pods that fit on no node, not even on an empty one, are left out.
+    the waiting ones; `skip_misfits`: pods that fit on no node, not even on an empty one, are left out; `nodes_flag`:
+    where the user wrote the nodes.
 
     Raises:
         UsageError: one of them cannot be read, or is empty; the message says which and why.
@@ -63,35 +72,40 @@ def inputs_of(
     opened = partial(_opened, resources=resources, kubectl=kubectl, from_empty=from_empty)
     if not pods and _in_words(nodes):
         raise UsageError(f"--pods is missing: nodes in words have no pods; give some, as --pods {_POD_EXAMPLE!r}")
-    with _explained("--nodes", nodes):
+    with _explained(nodes_flag, nodes):
         named = f"nodes such as {_NODE_EXAMPLE!r}"
         there = Inputs(nodes_in(nodes), Workload.of(())) if _in_words(nodes) else opened(nodes, named)
-    with _explained("--pods" if pods else "--nodes", pods or nodes):
+    with _explained("--pods" if pods else nodes_flag, pods or nodes):
         if pods and _in_words(pods):
             coming = Inputs((), Workload.of(pods_in(pods)))
         else:
             coming = opened(pods, f"pods such as {_POD_EXAMPLE!r}") if pods and pods != nodes else there
     found, workload = there.nodes, coming.workload
+    notes = tuple(dict.fromkeys((*there.notes, *coming.notes)))
+    named = shortened(pods or nodes, _LONGEST)
+    because = f" ({first(notes, _MOST_TOLD, separator='; ')})" if notes else ""
     if not any(node.shape.sizes for node in found):
+        none = f"none of {len(found):,} nodes has a GPU that is shared" if found else "there is no node with GPUs"
         raise UsageError(
-            f"--nodes: {nodes[:80]}: none of {len(found):,} nodes has a GPU that is shared; give nodes "
-            f"with GPUs, as in --nodes {_NODE_EXAMPLE!r}"
+            f"{nodes_flag}: {shortened(nodes, _LONGEST)}: {none}{because}; give nodes with GPUs, as in --nodes "
+            f"{_NODE_EXAMPLE!r}"
         )
     if len(found) > _MOST_NODES:
         raise UsageError(f"--nodes: {len(found):,} nodes are more than {_MOST_NODES:,}; give fewer")
     if not workload.pods:
         raise UsageError(
-            f"--pods: {(pods or nodes)[:80]}: there is no pod to place; give some, as in --pods {_POD_EXAMPLE!r}"
-            + ("" if from_empty else ", or take the running ones with --from-empty")
+            f"--pods: {named}: there is no pod to place{because}; give some, as in --pods "
+            f"{_POD_EXAMPLE!r}" + ("" if from_empty or pods else ", or take the running ones with --from-empty")
         )
     if len(workload.pods) > MOST_ARRIVALS:
         raise UsageError(f"--pods: {len(workload.pods):,} pods are more than {MOST_ARRIVALS:,}; give fewer")
     with _explained("--nodes-needed", added):
         more = nodes_in(added)
     if added and len({node.shape for node in more}) != 1:
-        raise UsageError(f"--nodes-needed: {added[:80]}: name one kind of node, such as '8x H100 cpu=96'")
+        raise UsageError(
+            f"--nodes-needed: {shortened(added, _LONGEST)}: name one kind of node, such as '8x H100 cpu=96'"
+        )
     workload, misfits = _misfits((*found, *more), workload, skip=skip_misfits)
-    notes = tuple(dict.fromkeys((*there.notes, *coming.notes)))
     return Inputs(found, workload, coming.ordered, (*notes, *misfits), more[0] if more else None)
 
 
@@ -99,9 +113,13 @@ def _opened(
     text: str, otherwise: str, *, resources: Sequence[Resource], kubectl: Callable[[], bytes], from_empty: bool
 ) -> Inputs:
     content = _of_cluster(kubectl) if text == CLUSTER else _read(text, otherwise)
-    if not _is_json(content):
-        raise EntryError(f"the file is neither JSON nor YAML; {_FORMATS}")
-    return recorded_in(content) or read_cluster(content, resources, from_empty=from_empty)
+    if content.lstrip()[:1] == b"[":
+        content = b'{"kind":"List","items":' + content + b"}"
+    try:
+        return recorded_in(content) or read_cluster(content, resources, from_empty=from_empty)
+    except UnreadableObjectError as error:
+        _check_json(content)
+        raise EntryError(f"{error}; {_FORMATS}") from None
 
 
 def _of_cluster(kubectl: Callable[[], bytes]) -> bytes:
@@ -120,13 +138,11 @@ def _explained(flag: str, text: str) -> Iterator[None]:
     try:
         yield
     except (EntryError, UnreadableObjectError) as error:
-        place = text if len(text) <= 80 else f"{text[:80]}..."
-        raise UsageError(f"{flag}: {place}: {error}") from None
+        raise UsageError(f"{flag}: {shortened(text, _LONGEST)}: {error}") from None
 
 
 def _in_words(text: str) -> bool:
-    words = _WORDS.match(text) is not None or known_model(text.split(maxsplit=1)[0] if text.split() else "") is not None
-    return words and not Path(text).exists()
+    return (_WORDS.match(text) is not None or begins_with_model(text)) and not Path(text).exists()
 
 
 def _read(path: str, otherwise: str) -> bytes:
@@ -136,11 +152,43 @@ def _read(path: str, otherwise: str) -> bytes:
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or "not a path"
         raise EntryError(f"the file cannot be read: {why}; give a file, the word {CLUSTER}, or {otherwise}") from None
+    if packed := next((name for magic, name in _PACKED.items() if content.startswith(magic)), None):
+        raise EntryError(f"the file is packed with {packed}; unpack it first")
     if len(content) > MOST_BYTES:
         raise EntryError(f"the file is larger than {MOST_BYTES >> 20} MiB; give a smaller one")
     if not content.strip():
         raise EntryError(f"the file is empty; {_FORMATS}")
-    return _json_of(content) if not _is_json(content) and _YAML.search(content[:_FIRST]) else content
+    content = _in_utf8(content)
+    if _is_json(content):
+        return content
+    if not _YAML.search(content[:_FIRST]) and not path.endswith((".yaml", ".yml")):
+        raise EntryError(f"the file is neither JSON nor YAML; {_FORMATS}")
+    found = _json_of(content)
+    if not _is_json(found):
+        raise EntryError(f"this is YAML without an object of Kubernetes; {_FORMATS}")
+    return found
+
+
+def _in_utf8(content: bytes) -> bytes:
+    """Return a text in UTF-8, without a mark: PowerShell writes what a program prints in UTF-16."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        try:
+            return content.decode("utf-16").encode()
+        except UnicodeError:
+            raise EntryError(f"the file is neither JSON nor YAML; {_FORMATS}") from None
+    return content.removeprefix(codecs.BOM_UTF8)
+
+
+def _check_json(content: bytes) -> None:
+    """Raise EntryError with the line where a text is no JSON; otherwise it is what it says that is wrong."""
+    try:
+        json.loads(content)
+    except json.JSONDecodeError as error:
+        end = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated")
+        why = "it ends too early; was it written to its end?" if end else f"{error.msg}; correct it there"
+        raise EntryError(f"line {error.lineno}: this is not valid JSON: {why}") from None
+    except (UnicodeDecodeError, RecursionError):
+        return
 
 
 def _json_of(content: bytes) -> bytes:

@@ -106,6 +106,22 @@ def prometheus() -> Iterator[str]:
         yield url
 
 
+def test_the_picture_has_the_costs_of_the_table(
+    prometheus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In each form of the output: FOCUS has rows by model, and the picture has not."""
+    path = tmp_path / "cost.svg"
+    for form in ("table", "focus"):
+        words = ("--rate", "*T4=0.35", "--currency", "EUR", "--by", "pod", "-o", form, "--plot", str(path))
+        assert cost("--prometheus", prometheus, *PERIOD, *words) == 0
+        texts = re.findall(r">([^<>\n]+)</text>", path.read_text(encoding="utf-8"))
+        assert texts.count("ml web") == 1
+        assert {"0.35 EUR", "1.05 EUR", "GPU-hours and cost by pod"} <= {*texts}
+    capsys.readouterr()
+    with pytest.raises(UsageError, match=r"does not end in .svg or .png"):
+        cost("--prometheus", prometheus, *PERIOD, "--plot", "cost.pdf")
+
+
 def test_the_table_of_samples(prometheus: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cost("--prometheus", prometheus, *PERIOD, "--rate", "*T4=0.35", "--currency", "EUR") == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()[:8]] == [
@@ -181,7 +197,7 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
     [
         ([], "name what to read: --prometheus URL"),
         (["--audit", "log"], "--audit: there is no such argument; see gpu-device-plugin cost --help"),
-        (["--prometheus", "localhost:9090"], "no address such as http://prometheus.monitoring:9090"),
+        (["--prometheus", "localhost:9090"], "'localhost:9090' is no address such as http://localhost:9090"),
         (["--prometheus", "http://user:pw@x"], "no address such as"),
         (["--from", "3d", "--to", "5d"], "the period is empty: --from is "),
         (["--from", "yesterday"], "'yesterday' is no time; write 2026-10-01"),
@@ -253,7 +269,8 @@ def test_an_answer_of_something_else_is_named(body: bytes, said: str, capsys: py
 @pytest.mark.parametrize(
     ("flag", "content", "said"),
     [
-        ("--token-file", None, "cannot be read: No such file or directory"),
+        ("--token-file", None, "cannot be read: No such file or directory; name a file"),
+        ("--rates", None, "--rates "),
         ("--ca", "no certificate", "cannot be used"),
     ],
 )
@@ -268,11 +285,22 @@ def test_a_file_that_cannot_be_used_is_named(
     assert said in err
 
 
-@pytest.mark.parametrize("text", ["{", "rates: 3", "- a"])
-def test_rates_that_are_no_map_are_refused(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "rates: line 1: this is not valid YAML: "),
+        ("rates:\n  '*T4: 3\n", "rates: line 3: this is not valid YAML: "),
+        ("rates: 3", "rates: write rates: as a map from models to prices, such as rates: {'*T4': 0.35}"),
+        ("- a", "rates: write rates: as a map"),
+        ("", "rates: write rates: as a map"),
+    ],
+)
+def test_rates_that_are_no_map_are_refused(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "rates").write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError, match="--rates"):
+    with pytest.raises(UsageError, match="--rates") as error:
         cost("--rates", str(tmp_path / "rates"))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 # --- Stores with several tenants and clusters, and partial answers ----------------------------------------------------

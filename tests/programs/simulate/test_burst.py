@@ -18,13 +18,10 @@ from gpu_device_plugin.settings.knobs import UsageError
 
 STEP_S = 300.0
 ANSWER = (
-    "fit: 3 pods run instead of 1, if each is guaranteed what it did not exceed for 75 % of the time; in 4.0 hours "
+    "fit: 3 pods run instead of 1, with a guarantee of what each did not exceed for 75 % of the time; in 4.0 hours "
     "none is evicted, and pods are asked 1 time to return memory"
 )
-ABOUT = (
-    "a pod is guaranteed what it did not exceed for that part of the time, and may use what it asks for; shares: "
-    "the mean guarantee; short: part of the GPUs' time"
-)
+ABOUT = "guarantee: what a pod did not exceed for that part of the time; short: part of the GPUs' time"
 
 
 def borrower(guaranteed: int, limit: int, *use: int, priority: int = 0) -> Borrower:

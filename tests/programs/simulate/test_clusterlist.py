@@ -189,7 +189,7 @@ def test_objects_without_pods_are_named_and_broken_ones_too() -> None:
     assert notes == (
         "Job odd is left out: not a Job: it has no template with a spec",
         "shop/Deployment less is left out: not a Deployment: it asks for -1 pods",
-        "left out, as no pods are read of them: Service",
+        "left out, as no pods are read of them: 1 Service",
     )
 
 
@@ -244,14 +244,108 @@ def test_pods_of_nvidias_plugin_hold_whole_gpus_or_wait_for_them() -> None:
 
 
 def test_gpus_that_are_handed_out_several_times_are_counted_once() -> None:
-    """Time-slicing: 2 GPUs are 8 of the resource; 5 of these are on 2 GPUs at least."""
+    """Time-slicing: 2 GPUs of 14 shares are 8 of the resource, 3 shares each; 5 of these are on 2 GPUs at least."""
     sliced = {**T4, "product": "Tesla-T4-SHARED", "replicas": "4"}
     found = listed(of_nvidia("a", 8, **sliced), wanting_gpus("runs", 5, node="a", phase="Running"))
-    assert [(each.shape.models[0], each.left.frees) for each in found.nodes] == [("Tesla T4", (0, 0))]
+    assert [(each.shape.models[0], each.left.frees) for each in found.nodes] == [("Tesla T4", (0, 11))]
     few = listed(of_nvidia("a", 8, **sliced), wanting_gpus("runs", 3, node="a", phase="Running"))
-    assert [each.left.frees for each in few.nodes] == [(0, 14)]
+    assert [each.left.frees for each in few.nodes] == [(5, 14)]
+    full = listed(of_nvidia("a", 8, **sliced), wanting_gpus("runs", 9, node="a", phase="Running"))
+    assert [each.left.frees for each in full.nodes] == [(0, 0)]
     uncounted = listed(of_nvidia("a", 8, **{**sliced, "count": ""}))
     assert [each.shape.sizes for each in uncounted.nodes] == [(14, 14)]
+
+
+def test_a_replica_is_no_whole_gpu() -> None:
+    """Of 14 shares in four a pod has 3. It is as if each replica were a pod, and the first has all CPU."""
+    sliced = of_nvidia("a", 8, **{**T4, "product": "Tesla-T4-SHARED", "replicas": "4"})
+    runs = wanting_gpus("runs", 1, node="a", phase="Running")
+    found = listed(sliced, runs, wanting_gpus("waits", 2), from_empty=True)
+    assert coming(found) == (("default/runs and 2 more", PodKind(3, 1)),) * 3
+    assert [note for note in found.notes if "time-sliced" in note] == [
+        (
+            "the GPUs of node a are time-sliced: a pod counts with the GPU's memory divided by its replicas, which "
+            "NVIDIA does not enforce"
+        )
+    ]
+    beside = listed(sliced, of_nvidia("b", **T4), runs, wanting_gpus("waits", 2), from_empty=True)
+    assert coming(beside) == (("default/runs", PodKind(3, 1)), ("default/waits", PodKind(0, 2)))
+
+
+def test_replicas_by_another_name_are_read_too() -> None:
+    """With renameByDefault. A name of the administrator's is told."""
+    sliced = of_nvidia("a", 0, **{**T4, "product": "Tesla-T4-SHARED", "replicas": "4"})
+    sliced["status"]["capacity"] |= {"nvidia.com/gpu.shared": "8"}
+    wanting = pod("waits", container(limits={"nvidia.com/gpu.shared": "1"}), uid="waits")
+    found = listed(sliced, wanting)
+    assert [each.shape.sizes for each in found.nodes] == [(14, 14)]
+    assert coming(found) == (("default/waits", PodKind(3, 1)),)
+    renamed = of_nvidia("b", 0, **T4)
+    renamed["status"]["allocatable"] = {**renamed["status"]["capacity"], "nvidia.com/gpu-t4": "2"}
+    assert listed(renamed).notes == (
+        (
+            "node b is left out: its GPUs are given as nvidia.com/gpu-t4, and nvidia.com/gpu and nvidia.com/gpu.shared "
+            "are read; name it in words"
+        ),
+    )
+
+
+def hami(name: str, mib: int, gpus: int = 1, **more: Any) -> Mapping[str, Any]:
+    limits = {"nvidia.com/gpu": f"{gpus}", "nvidia.com/gpumem": f"{mib}", "nvidia.com/gpucores": "30"}
+    return pod(name, container(limits=limits), uid=name, **more)
+
+
+def test_slices_of_hamis_have_the_memory_that_they_ask_for() -> None:
+    """4000 MiB are 4 shares, and 8000 are 8: on a GPU of 14 both fit, and then one more of 8 on the other."""
+    node_ = of_nvidia("a", 20, **T4)
+    pods = [
+        hami("x", 4000, node="a", phase="Running"),
+        hami("y", 8000, node="a", phase="Running"),
+        hami("z", 8000, node="a", phase="Running"),
+        hami("w", 8000, 2),
+    ]
+    found, again = listed(node_, *pods), listed(node_, *pods, from_empty=True)
+    assert [each.left.frees for each in found.nodes] == [(2, 6)]
+    assert coming(found) == (("default/w", PodKind(8, 2)),)
+    assert [kind for _, kind in coming(again)] == [PodKind(4, 1), PodKind(8, 1), PodKind(8, 1), PodKind(8, 2)]
+    assert found.notes[-1] == (
+        "node a: its 2 GPUs count, not the 20 slices that HAMi makes of them; pods take the nvidia.com/gpumem that "
+        "they ask for"
+    )
+
+
+def test_gpus_that_mig_divides_are_left_out_of_a_node_with_others() -> None:
+    """Strategy mixed: the label counts all GPUs, the resource those that are not divided."""
+    found = listed(of_nvidia("a", 1, **T4))
+    assert [each.shape.sizes for each in found.nodes] == [(14,)]
+    assert found.notes[-1] == "node a: 1 of its 2 GPUs is divided into MIG instances, and is left out"
+
+
+def test_memory_in_bytes_is_read_as_such() -> None:
+    found = listed(of_nvidia("a", **{**T4, "memory": str(15360 << 20)}))
+    assert [each.shape.sizes for each in found.nodes] == [(14, 14)]
+
+
+def test_nodes_without_gpus_and_with_a_plugin_that_does_not_run_are_named() -> None:
+    broken = of_nvidia("b", 0, **T4)
+    notes = listed(two_gpus("a"), of_nvidia("x", 0), of_nvidia("y", 0), broken).notes
+    assert notes == (
+        "node x, node y are left out: they have no GPUs",
+        (
+            "node b is left out: its labels name GPUs, and it has no nvidia.com/gpu; is NVIDIA's device plugin running "
+            "there?"
+        ),
+    )
+
+
+def test_objects_without_a_uid_are_those_of_a_cluster_where_they_have_a_status() -> None:
+    """People remove it before they pass a list on."""
+    objects = [two_gpus("a"), asking("web", 7, node="a", phase="Running", annotations=PLACED)]
+    for each in objects:
+        del each["metadata"]["uid"]
+    found = listed(*objects)
+    assert [each.left.frees for each in found.nodes] == [(10, 3)]
+    assert (coming(found), found.notes) == ((), ())
 
 
 def test_a_model_that_is_not_known_has_what_every_driver_leaves() -> None:
@@ -280,7 +374,69 @@ def test_once_an_agent_of_ours_runs_the_nodes_of_nvidias_plugin_are_left_out_and
     found = listed(two_gpus("a"), of_nvidia("b", **T4), wanting_gpus("waits", 1))
     assert [each.name for each in found.nodes] == ["a"]
     assert coming(found) == ()
-    assert found.notes == ("node b is left out: its GPUs are given as nvidia.com/gpu, by no agent of ours",)
+    assert found.notes == (
+        "node b is left out: its GPUs are given as nvidia.com/gpu, by no agent of ours",
+        (
+            "pod default/waits is left out: it asks for nvidia.com/gpu: 1, which is not read; did you mean "
+            "aliyun.com/gpu-count?"
+        ),
+    )
+
+
+# --- Pods whose requests are not read -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        ({"aliyun.com/gpu-memory": 8}, "aliyun.com/gpu-memory: 8, which is not read; did you mean aliyun.com/gpu-mem?"),
+        ({"aliyun.com/gpu-cuont": 1}, "aliyun.com/gpu-cuont: 1, which is not read; did you mean aliyun.com/gpu-count?"),
+        ({"aliyun.com/other": 1}, "aliyun.com/other: 1, which is not read; did you mean aliyun.com/gpu-count?"),
+        ({"amd.com/gpu": 1}, "amd.com/gpu: 1, which is not read; did you mean aliyun.com/gpu-count?"),
+        ({"gpu-mem": 4}, "gpu-mem: 4, which is not read; did you mean aliyun.com/gpu-mem?"),
+        ({"nvidia.com/mig-1g.10gb": 1}, "nvidia.com/mig-1g.10gb: 1, which is not read; write aliyun.com/gpu-mem: 10"),
+        ({"aliyun.com/gpu-mem": "40Gi"}, "aliyun.com/gpu-mem: 40Gi, which counts shares, 1 GiB each by default; write"),
+        ({"aliyun.com/gpu-mem": "8192M"}, "aliyun.com/gpu-mem: 8192M, which counts shares, 1 GiB each by default; "),
+        ({"aliyun.com/gpu-mem": "0.5"}, "aliyun.com/gpu-mem: 0.5, which is no whole number; write 1"),
+        ({"aliyun.com/gpu-count": "two"}, "aliyun.com/gpu-count: two, which is no whole number; write one, such as 8"),
+    ],
+)
+def test_a_request_that_is_not_read_is_named_with_the_one_that_is(limits: Mapping[str, Any], why: str) -> None:
+    asks = container(limits=limits)
+    deployment = workload("Deployment", "web", asks, replicas=12)
+    waiting = pod("x", asks, uid="x")
+    running = pod("y", asks, uid="y", node="a", phase="Running")
+    beside = {"kind": "Pod", "metadata": {"name": "z"}, "spec": {"containers": [container(mem=4), asks]}}
+    found = listed(two_gpus("a"), waiting, running, beside, deployment)
+    assert coming(found) == ()
+    (note,) = found.notes
+    assert note.startswith(f"pod default/x, pod default/y, pod z and 1 more are left out: they ask for {why}")
+    (of_maker,) = listed(deployment).notes
+    assert of_maker.startswith(f"shop/Deployment web with 12 pods is left out: it asks for {why}")
+
+
+def test_pods_that_ask_for_gpus_by_other_means_are_named() -> None:
+    only = {"name": "m", "resources": {"requests": {"aliyun.com/gpu-mem": 30}}}
+    claims = {"kind": "Pod", "metadata": {"name": "claims"}, "spec": {"resourceClaims": [{"name": "gpu"}]}}
+    fraction = pod("kai", container(), uid="kai", annotations={"gpu-fraction": "0.5"})
+    assert listed(two_gpus("a"), pod("only", only, uid="only"), claims, fraction, asking("plain")).notes == (
+        "pod default/only is left out: it asks for aliyun.com/gpu-mem: 30, and only as a request; write it as a limit",
+        (
+            "pod claims is left out: it asks for devices by a ResourceClaim, which is not read; write a limit of "
+            "aliyun.com/gpu-mem"
+        ),
+        (
+            "pod default/kai is left out: it asks for a GPU by the annotation gpu-fraction of KAI Scheduler and "
+            "run:ai, which is not read; write a limit of aliyun.com/gpu-mem"
+        ),
+        "pod default/plain is left out: it asks for no GPU",
+    )
+
+
+def test_a_manifest_without_a_gpu_counts_with_its_cpu_and_is_named() -> None:
+    found = listed(two_gpus("a"), workload("Deployment", "shop", container(), replicas=2))
+    assert [kind.gpus for _, kind in coming(found)] == [0, 0]
+    assert found.notes == ("shop/Deployment shop asks for no GPU, and counts with CPU and memory",)
 
 
 @pytest.mark.parametrize("text", [b'{"items": 3}', b"[]", b'{"items": "\xff"}', b'{"nodes": []}'])

@@ -13,8 +13,8 @@ from gpu_device_plugin.cli import parse
 from gpu_device_plugin.features.learning.rules.marginal_value import FreeCapacity
 from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
 from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
-from gpu_device_plugin.programs.simulate.experiment import POLICIES
-from gpu_device_plugin.programs.simulate.model import SimulationOutcome, Workload
+from gpu_device_plugin.programs.simulate.experiment import POLICIES, Plan, nodes_needed
+from gpu_device_plugin.programs.simulate.model import Inputs, SimulationOutcome, Workload
 from gpu_device_plugin.programs.simulate.results import answer
 from gpu_device_plugin.programs.simulate.simulate_program import Bar, main
 from gpu_device_plugin.programs.simulate.sources import MOST_BYTES
@@ -52,8 +52,8 @@ def test_each_policy_answers_in_a_sentence_and_pods_stand_below_as_they_were_ent
     assert printed(capsys, *NODES, *PODS, "--policy", "fit,spread") == [
         "1 node, 1 GPU (10 shares each); 2 pods of 2 kinds; 3 seeds",
         "",
-        "fit: all 2 pods run; 100.0 % of the GPUs are given out",
-        "spread: all 2 pods run; 100.0 % of the GPUs are given out",
+        "fit: all 2 pods run; 100.0 % of the GPUs are allocated",
+        "spread: all 2 pods run; 100.0 % of the GPUs are allocated",
         "",
         "PODS   CAME  fit  spread",
         "mem=6     1    1       1",
@@ -64,7 +64,7 @@ def test_each_policy_answers_in_a_sentence_and_pods_stand_below_as_they_were_ent
 @pytest.mark.parametrize(
     ("nodes", "pods", "said"),
     [
-        ("2x mem=10", "mem=4", "the pod of mem=4 runs; 20.0 % of the GPUs are given out"),
+        ("2x mem=10", "mem=4", "the pod of mem=4 runs; 20.0 % of the GPUs are allocated"),
         ("2x mem=10", "5x mem=6", "2 of 5 pods of mem=6 run, 3 wait for room on one GPU; 60.0 %"),
         ("gpus=2 mem=10", "2x mem=14 split=2", "1 of 2 pods of mem=14 split=2 runs, 1 waits for room on 2 GPUs of one"),
         ("gpus=2 mem=10", "2x count=2", "1 waits for 2 free GPUs on one node; 100.0 %"),
@@ -95,7 +95,7 @@ def test_the_answer_names_the_reasons_of_most_pods_first_and_three_at_most() -> 
     outcome = SimulationOutcome("fit", workload.pods, refused, [1.0] * len(refused), 30.0, 0.0, nodes)
     assert answer([outcome], workload) == (
         "fit: none of 23 pods run, 9 wait for room on one GPU, 8 for a free GPU of model T4, "
-        "3 for CPU beside room on one GPU, 3 fit on no node, not even on an empty one; 73.3 % of the GPUs are given out"
+        "3 for CPU beside room on one GPU, 3 fit on no node, not even on an empty one; 73.3 % of the GPUs are allocated"
     )
     more = Workload(
         (*workload.kinds, PodKind(0, 1)), (*workload.pods, len(workload.kinds)), (*workload.names, "count=1")
@@ -114,7 +114,7 @@ def test_orders_of_pods_that_end_differently_are_told(capsys: pytest.CaptureFixt
 def test_a_cluster_counts_what_its_running_pods_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of 10 shares 6 are held, and 4 of the 5 that are waited for come too."""
     found = printed(capsys, "--nodes", cluster(tmp_path), "--policy", "binpack", "--seeds", "1")
-    assert found[2] == "binpack: 1 of 2 pods runs, 1 waits for room on one GPU; 100.0 % of the GPUs are given out"
+    assert found[2] == "binpack: 1 of 2 pods runs, 1 waits for room on one GPU; 100.0 % of the GPUs are allocated"
     assert [line.split() for line in found[-2:]] == [["default/first", "1", "1"], ["default/second", "1", "0"]]
 
 
@@ -135,7 +135,7 @@ def test_json_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert policy.pop("cpuSeconds") >= 0
     assert policy == {
         "policy": "binpack",
-        "answer": "binpack: 1 of 3 pods of mem=6 runs, 2 wait for room on one GPU; 60.0 % of the GPUs are given out",
+        "answer": "binpack: 1 of 3 pods of mem=6 runs, 2 wait for room on one GPU; 60.0 % of the GPUs are allocated",
         "pods": [{"name": "mem=6", "came": 3, "accepted": 1}],
         "allocatedAt100": 0.6,
         "allocatedAtEnd": 0.6,
@@ -163,7 +163,7 @@ def test_what_never_happened_is_a_dash_and_the_first_pod_without_room_is_named(
     words = ("--nodes", "mem=10", "--policy", "fit", "--until")
     assert printed(capsys, *words, "50", "--pods", "mem=7")[5].split() == ["fit", "-", "70.0", "0.0"]
     assert printed(capsys, *words, "rejected", "--pods", "mem=3")[2] == (
-        "fit: 3 pods run before one of mem=3 finds no room; 90.0 % of the GPUs that were free are given out"
+        "fit: 3 pods run before one of mem=3 finds no room; 90.0 % of the GPUs that were free are allocated"
     )
 
 
@@ -196,7 +196,7 @@ def test_the_sentence_and_the_table_have_the_same_figure(
 
 def test_nodes_needed_are_told_with_what_the_sums_say(capsys: pytest.CaptureFixture[str]) -> None:
     words = (*NODES, "--pods", "4x mem=6", "--nodes-needed", "--policy", "fit")
-    answer = "fit: all 4 pods run on 4 nodes; by the sums of GPU, CPU and memory no policy needs fewer than 3"
+    answer = "fit: all 4 pods run on 4 nodes; no policy needs fewer than 3, by the sums of GPU, CPU and memory"
     assert printed(capsys, *words)[2:] == [answer]
     assert document(capsys, *words)["policies"] == [
         {"policy": "fit", "answer": answer, "nodes": 4, "seeds": [4, 4, 4], "atLeast": 3, "pods": 4}
@@ -206,7 +206,7 @@ def test_nodes_needed_are_told_with_what_the_sums_say(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("pods", "kind", "said"),
     [
-        ("3x mem=5", "mem=8", "all 3 pods run on 1 more node; by the sums"),
+        ("3x mem=5", "mem=8", "all 3 pods run on 1 more node; no policy needs fewer than 1, by the sums"),
         ("2x mem=5", "mem=8", "no more nodes are needed: all 2 pods run on those that are there"),
         ("5x mem=5", "2x mem=8", "all 5 pods run on 3 more nodes"),
         ("mem=9; 2x mem=8", "mem=8", "all 3 pods run on 2 more nodes"),
@@ -367,6 +367,13 @@ def test_a_pod_that_fits_on_no_empty_node_is_pointed_out(capsys: pytest.CaptureF
         ((*NODES, "--pods", "mem=11"), "no pod fits on any node, not even on an empty one; the first asks for mem=11"),
         (NODES, "--pods is missing: nodes in words have no pods; give some, as --pods '40x mem=8"),
         (("--nodes", "H100"), "--pods is missing: nodes in words have no pods"),
+        (("--nodes", "RTX 4090"), "--pods is missing: nodes in words have no pods"),
+        (("--nodes", "-2x T4", *PODS), "--nodes: -2x T4: '-2x T4': nothing is there fewer than 0 times; begin with"),
+        ((*NODES, "--pods", "mem=-4"), "mem is '-4'; write a whole number of at most 1,048,576, as in mem=8"),
+        ((*NODES, *PODS, "--seeds", "-1"), "--seeds: '-1' is not a whole number from 1 to 100"),
+        (("--nodes", "A100-60GB", *PODS), "NVIDIA A100-SXM4-80GB is not known with so much memory; write model=A100"),
+        ((*PODS, "--nodes-needed", "4x H10"), "--nodes-needed: 4x H10: '4x H10': 'H10' is no GPU that is known"),
+        ((*NODES, *PODS, "--plot", "use.pdf"), "--plot: 'use.pdf' does not end in .svg or .png; name such a file"),
         (
             (*NODES, *PODS, "--nodes-needed", "mem=3; mem=4"),
             "--nodes-needed: mem=3; mem=4: name one kind of node, such as",
@@ -398,12 +405,19 @@ def test_a_mistake_is_told_in_one_sentence_with_what_to_do(words: tuple[str, ...
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        (b"\x1f\x8b\x08\x00", "the file is packed with gzip; unpack it first"),
+        (b"PK\x03\x04", "the file is packed with zip; unpack it first"),
         (b"name,cpu_milli\n", "neither JSON nor YAML; give manifests"),
         (b"", "the file is empty"),
         (b"\xff\xfe\x00", "neither JSON nor YAML"),
         (b'{"nodes": []}', "not a list as kubectl prints it: it has no items, and no kind"),
-        (b"{", "not a list as kubectl prints it"),
+        (b"{", "line 1: this is not valid JSON: it ends too early; was it written to its end?"),
+        (b'{"kind": "List",\n "items": [}', "line 2: this is not valid JSON: Expecting value; correct it there"),
+        (b'{"kind": "List", "items": [{"kind": "Po', "line 1: this is not valid JSON: it ends too early"),
         (b'{"kind": "List", "items": []}', "there is no pod to place"),
+        (b"[]", "there is no pod to place"),
+        (b"[3]", "there is no pod to place (left out, as no pods are read of them: 1 without a kind)"),
+        (b"apiVersion: v1\nitems: []\nkind: List\n", "there is no pod to place; give some"),
         (b'{"kind": "List", "items": 3}', "not a list as kubectl prints it"),
         (b"kind: Deployment\nspec: [\n", "line 3: this is not valid YAML: "),
         (b"kind: &a [*a]\n", "this is not valid YAML"),
@@ -417,6 +431,66 @@ def test_a_wrong_file_is_told_with_its_name(tmp_path: Path, content: bytes, said
     found = refusal(*NODES, "--pods", str(file))
     assert said in found
     assert f"--pods: {file}" in found
+
+
+def test_broken_yaml_is_told_by_its_name_whatever_it_begins_with(tmp_path: Path) -> None:
+    file = tmp_path / "web.yaml"
+    file.write_text("  kind: Pod\nspec: [\n", encoding="utf-8")
+    assert "web.yaml: line 2: this is not valid YAML: " in refusal(*NODES, "--pods", str(file))
+    file.write_text("only words\n", encoding="utf-8")
+    assert "this is YAML without an object of Kubernetes; give manifests" in refusal(*NODES, "--pods", str(file))
+
+
+def test_a_list_without_a_kind_and_files_of_powershell_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "pods.json"
+    text = json.dumps([pod("a", container(mem=4)), pod("b", container(mem=6))])
+    for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-be"):
+        mark = "\ufeff" * (encoding == "utf-16-be")
+        file.write_text(mark + text, encoding=encoding)
+        assert document(capsys, *NODES, "--pods", str(file))["pods"] == 2
+
+
+def test_a_folder_and_a_list_without_nodes_are_told(tmp_path: Path) -> None:
+    assert "the file cannot be read: Is a directory; give a file" in refusal("--nodes", str(tmp_path))
+    file = tmp_path / "nodes.yaml"
+    file.write_text("apiVersion: v1\nitems: []\nkind: List\n", encoding="utf-8")
+    found = refusal("--nodes", str(file), *PODS)
+    assert f"--nodes: {file}: there is no node with GPUs; give nodes with GPUs, as in --nodes" in found
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ("aliyun.com/gpu-memory: 8", "which is not read; did you mean aliyun.com/gpu-mem?"),
+        ("aliyun.com/gpu-mem: 40Gi", "which counts shares, 1 GiB each by default; write 40"),
+    ],
+)
+def test_pods_that_are_all_mistyped_do_not_run(asked: str, why: str, tmp_path: Path) -> None:
+    file = tmp_path / "web.yaml"
+    file.write_text(DEPLOYMENT.replace("aliyun.com/gpu-mem: 4", asked), encoding="utf-8")
+    found = refusal(*NODES, "--pods", str(file))
+    assert f"there is no pod to place (Deployment web with 3 pods is left out: it asks for {asked}, {why})" in found
+
+
+def test_notes_stand_beside_the_error_that_they_explain(tmp_path: Path) -> None:
+    there = node("a", mem=10, count=1)
+    there["metadata"]["uid"] = "a"
+    there["spec"] = {"unschedulable": True}
+    file = tmp_path / "cluster.json"
+    file.write_text(json.dumps({"kind": "List", "items": [there]}), encoding="utf-8")
+    assert "there is no node with GPUs (node a is left out: it is cordoned); give" in refusal("--nodes", str(file))
+
+
+def test_nodes_needed_need_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    """No kubectl is there."""
+    words = ("--pods", "9x mem=6", "--nodes-needed", "2x T4", "--policy", "fit", "--seeds", "1")
+    assert simulated(*words, kubectl="/no/kubectl") == 0
+    found = capsys.readouterr().out.splitlines()
+    assert found[0] == "1 node, 2 GPUs (Tesla T4, 14 shares each); 9 pods of 1 kind; 1 seed"
+    assert found[2].startswith("fit: all 9 pods run on 3 nodes; ")
+    assert simulated("--nodes-needed", "T4", kubectl="/no/kubectl") == 1
 
 
 def test_aliases_of_yaml_are_written_out_within_a_bound(tmp_path: Path) -> None:
@@ -480,3 +554,10 @@ def test_a_bar_is_drawn_on_a_terminal_and_removed_and_not_into_a_file(stream: io
     bar.show("fit", 0.5)
     bar.clear()
     assert stream.getvalue() == drawn
+
+
+def test_how_many_nodes_are_tried_is_shown() -> None:
+    shown: list[tuple[str, float]] = []
+    inputs = Inputs(nodes_in("mem=10"), Workload.of(pods_in("3x mem=6")))
+    nodes_needed(Plan(("fit",), seeds=1), inputs, lambda what, part: shown.append((what, part)))
+    assert shown == [("fit, 2 nodes", 0.0), ("fit, 3 nodes", 0.0), ("fit", 1.0)]

@@ -91,12 +91,12 @@ class Appraisal:
         The best set of pods for the free shares of a GPU is worth less than these shares. Unused GPUs that pods of
         several GPUs could have are of use.
         """
+        return sum(self.stranded_of(group) * group.number for group in self.groups)
+
+    def stranded_of(self, group: Group) -> float:
+        """Return `stranded` of one GPU of a group."""
         hosts = self.together[self.level][self.unused] > 0
-        return sum(
-            max(0.0, group.free - group.packed[self.level][group.cell]) * group.number
-            for group in self.groups
-            if not (hosts and group.unused)
-        )
+        return 0.0 if hosts and group.unused else max(0.0, group.free - group.packed[self.level][group.cell])
 
 
 class Appraiser:
