@@ -241,7 +241,8 @@ def _quiet_or_strange(node: NodeView, parts: Sequence[ContainerUse]) -> Iterator
     if strangers := [part for part in parts if trespasses(part)]:
         used, since = sum(part.used_mib or 0 for part in strangers), max(part.over_since for part in strangers)
         said: dict[str, str | int | None] = {"amountMiB": used, "since": since}
-        yield State(2, "trespass", Tone.BAD, "was not given this GPU", said, word="not given", counted="not given")
+        text, word = "this GPU is not assigned to it", "not assigned"
+        yield State(2, "trespass", Tone.BAD, text, said, word=word, counted=word)
     since = min((part.idle_since for part in parts if part.idle_since), default="")
     still = all(part.sm_percent == 0 and part.used_mib is not None for part in parts)
     if since or (still and any(part.used_mib for part in parts)):

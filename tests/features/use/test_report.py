@@ -95,7 +95,7 @@ def test_the_details_have_used_beside_granted() -> None:
         "  GPU  CONTAINER              USED       GRANTED        LIMIT",
         f"  0    ml/hog/main            6,120 MiB  4,096 MiB      advisory                                          over since {SINCE}",  # noqa: E501
         "  0    default/web/main       1,200 MiB  4,096 MiB      advisory",
-        "  0    default/spy/main       700 MiB    0 MiB          -                                                 was not given this GPU",  # noqa: E501
+        "  0    default/spy/main       700 MiB    0 MiB          -                                                 this GPU is not assigned to it",  # noqa: E501
         "  0    (processes of no pod)  300 MiB    -              -",
         "  0    (in all)               8,320 MiB  of 15,360 MiB  advisory",
         "  1    default/big/main       1,000 MiB  4,096 MiB      driver: differs (8,192 MiB instead of 4,096 MiB)  its own env names another",  # noqa: E501
@@ -158,7 +158,7 @@ def test_wide_rows_have_the_use_and_the_means_of_each_gpu() -> None:
     assert cells == [
         ["USED", "LIMITS"],
         ["8,320 MiB", "advisory"],
-        ["3,000 MiB", "driver, 2 not held"],
+        ["3,000 MiB", "driver, 2 differ"],
         ["0 MiB", "advisory, shares refused"],
         ["-", "mps"],
         ["-", "-"],

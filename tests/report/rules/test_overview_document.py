@@ -39,7 +39,7 @@ HOT = {"code": "unhealthy", "tone": "bad", "rank": 3, "text": "unhealthy: hot", 
 
 
 def trespass(mib: int, **more: str) -> dict[str, Any]:
-    text = "was not given this GPU"
+    text = "this GPU is not assigned to it"
     return {"code": "trespass", "tone": "bad", "rank": 2, "text": text, "parameters": {"amountMiB": mib, **more}}
 
 

@@ -53,8 +53,8 @@ def test_over_use_trespass_and_loose_limits_are_said() -> None:
     )
     view = node_view("n", (15,), pod_on("over", {0: 4}, deleting=True), report=report(*parts))
     over, thief = pod_rows([view])
-    assert (over.state, over.bad) == ("over; limit not held; ending", True)
-    assert (thief.pod, thief.given, thief.state, thief.percent) == ("default/thief", "nothing", "not given", None)
+    assert (over.state, over.bad) == ("over; limit differs; ending", True)
+    assert (thief.pod, thief.given, thief.state, thief.percent) == ("default/thief", "nothing", "not assigned", None)
 
 
 def test_how_long_a_pod_is_idle_is_said_and_sorts() -> None:
