@@ -46,7 +46,7 @@ async def test_a_click_on_a_gpu_shows_its_last_hour_and_its_condition(browser: B
             "10 min: heat, hardware slowdown",
         ]
         assert (await tab.text(".past .spark-time")).split("\n") == ["\N{MINUS SIGN}60 min", "now"]
-        assert "A Prometheus that reads" in await tab.text(".past")
+        assert "For older data, use Prometheus." in await tab.text(".past")
         told = await facts(tab)
         assert told["Temperature"] == "91 °C, slows down at 93 °C"
         assert told["Power"] == "68 W of 70 W"
@@ -70,7 +70,7 @@ async def test_where_an_administrator_has_set_one_the_page_links_to_a_dashboard(
         await tab.until(DRAWN)
         link = "document.querySelector('.past section a')"
         assert await tab.run(f"[{link}.href, {link}.rel, {link}.innerText]") == [
-            *("https://grafana.example/d/gpushare", "noopener noreferrer", "More than the last hour")
+            *("https://grafana.example/d/gpushare", "noopener noreferrer", "Older data")
         ]
 
 

@@ -155,29 +155,29 @@ export const modelsOf = kept((node) => {
   return counted.get(key);
 });
 
-/**
- * What the pods of each namespace have of a node, as far as they are seen: {givenMiB, usedMiB, measuredGpus, gpus}. Of `gpus`
- * with pods of it, the use of all of them is known on `measuredGpus`. A node's other sums come from the server; these would
- * be longer than the pods that they are made of.
- */
+/** How much memory the pods of each namespace have of a node, in MiB, as far as they are seen. */
 export const namespacesOf = kept((node) => {
   const all = new Map();
   for (const gpu of gpusOf(node)) {
-    const used = new Map();
-    for (const part of partsOf(gpu)) {
-      const name = part.namespace ?? "";
-      const of = all.get(name) ?? { givenMiB: 0, usedMiB: 0, measuredGpus: 0, gpus: 0 };
-      of.givenMiB += (part.shares ?? 0) * (node.shareMiB ?? 0);
-      all.set(name, of);
-      used.set(name, (used.get(name) ?? 0) + (partUseKnown(node, part) ? part.usedMiB : NaN));
-    }
-    for (const [name, usedMiB] of used) {
-      const of = all.get(name);
-      of.gpus += 1;
-      if (Number.isNaN(usedMiB)) continue;
-      of.usedMiB += usedMiB;
-      of.measuredGpus += 1;
-    }
+    for (const { namespace = "", shares = 0 } of partsOf(gpu)) all.set(namespace, (all.get(namespace) ?? 0) + shares * (node.shareMiB ?? 0));
   }
   return all;
 });
+
+/**
+ * What some pods have of a node, those of which `matches` (part) is true. Of `gpus` with such pods, the use of all of them is
+ * known on `measuredGpus`. The sums of all pods come from the server.
+ */
+export function sumsOfParts(node, matches) {
+  const sums = { givenMiB: 0, usedMiB: 0, measuredGpus: 0, gpus: 0 };
+  for (const gpu of gpusOf(node)) {
+    const those = partsOf(gpu).filter(matches);
+    if (!those.length) continue;
+    sums.gpus += 1;
+    for (const part of those) sums.givenMiB += (part.shares ?? 0) * (node.shareMiB ?? 0);
+    if (!those.every((part) => partUseKnown(node, part))) continue;
+    sums.measuredGpus += 1;
+    for (const part of those) sums.usedMiB += part.usedMiB;
+  }
+  return sums;
+}

@@ -3,6 +3,16 @@
 import { html, made, show as put } from "./dom.js";
 
 const NAMED = ".part, .cell, [data-tip]";
+// What may be cut off, and is shown whole then.
+const CUT = ".node-name, .node-models, .tile-name, .pod-name, .key-name, .wait-age, .sum-detail, .gpu-i";
+const isCut = (element) => element.scrollWidth > element.clientWidth || element.scrollHeight > element.clientHeight + 1;
+
+function toTell(target) {
+  const named = target.closest?.(NAMED);
+  if (named) return [named, named.dataset.tip ?? named.getAttribute("aria-label")];
+  const cut = target.closest?.(CUT) ?? target.querySelector?.(":scope > .key-name"); // the focus is on the button around it
+  return cut && isCut(cut) ? [cut, cut.textContent] : [];
+}
 
 /** Begins to show names within `root`. */
 export function showTips(root) {
@@ -12,10 +22,10 @@ export function showTips(root) {
     tip.hidden = true;
   };
   const show = (event) => {
-    const element = event.target.closest?.(NAMED);
+    const [element, text] = toTell(event.target);
     hide();
-    if (!element) return;
-    put(tip, element.dataset.tip ?? element.getAttribute("aria-label") ?? "");
+    if (!text) return;
+    put(tip, text);
     tip.hidden = false;
     const at = element.getBoundingClientRect();
     const own = tip.getBoundingClientRect();
