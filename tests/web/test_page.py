@@ -14,14 +14,22 @@ import pytest
 
 from gpu_device_plugin.features.capacity.report import stays
 from gpu_device_plugin.kubernetes.client.errors import Call
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.programs.web.watched import missing_right
 from gpu_device_plugin.report.rules.finding import note
+from gpu_device_plugin.report.rules.node_answers import explain
+from gpu_device_plugin.report.rules.pod_causes import Kept
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
+from gpu_device_plugin.settings.common import ResourceSettings
 from tests.patience import eventually
+from tests.reporting import answers
+from tests.views import node_view, pod_on
 from tests.web import scenes
 from tests.web.browser import Browser, Tab
 from tests.web.page_server import TOKEN, PageServer
 from tests.web.scenes import HOSTILE, T4, Scene, cluster, gpu, lending, many, node, part, parted, small, summed
 
+RESOURCES = ResourceSettings().offered
 WEB_0 = '.part[data-pod="default/web-0"]'
 
 
@@ -1014,7 +1022,7 @@ async def test_every_filter_narrows_all_that_stands_below_it(browser: Browser) -
         assert await tab.text("#shown") == "1 of 4 nodes: the filters narrow everything below"
     async with opened(browser, small(), "?ns=training") as (tab, _):
         shown = await sums(tab)
-        assert (shown["given"], shown["waiting"], shown["attention"]) == ("119 GiB", "1", "1")
+        assert (shown["given"], shown["waiting"], shown["attention"]) == ("119 GiB", "1", "0")
         assert await tab.texts("#waits .pod-name") == ["training/finetune-70b"]
     async with opened(browser, small(), "?ns=default&trouble=1") as (tab, _):
         shown = await sums(tab)
@@ -1028,6 +1036,146 @@ async def test_every_filter_narrows_all_that_stands_below_it(browser: Browser) -
         assert "no problems" in await tab.text("[data-sum=attention]")
         assert "pending pods have no node yet" in await tab.text("[data-sum=waiting]")
         assert await tab.text("#calm") == "no problems, no pod is pending"
+
+
+async def test_it_begins_calmly_and_alarms_only_after_something_was_there(browser: Browser) -> None:
+    """While the cluster is read for the first time nothing is red, and a server that does not answer yet is not lost."""
+    scene = Scene(cluster())
+    scene.cluster["read"] = scenes.read(live=False, why="") | {
+        "why": note("being-read", "the cluster is being read").message()
+    }
+    server = PageServer(scene)
+    async with server.serving(), browser.tab() as tab:
+        tab.expected = ("502",)
+        server.refused = 502
+        await tab.open(server.url())
+        await tab.until("document.querySelector('#lost-text').innerText.includes('Not connected yet.')")
+        red = "document.querySelectorAll('.status-bad, .banner-bad:not([hidden]), .sum-bad').length"
+        assert await tab.run(red) == 0
+        server.refused = 0
+        await tab.click("#lost-now")
+        await tab.until("document.querySelector('#lost').hidden")
+        await tab.until("document.querySelector('#status').innerText === 'reading the cluster'")
+        assert await tab.run(red) == 0
+        await tab.until("document.querySelector('#empty').innerText === 'Reading the cluster …'")
+        scene.cluster["read"] = scenes.read()
+        server.change(node("t4-9", gpu(0, "t4-9", T4)))
+        await tab.until("document.querySelector('.status-live') && document.querySelector('.card')")
+        scene.cluster["read"] = scenes.read(live=False, age_s=47, why="the watch of pods ended: 500")
+        await tab.until("document.querySelector('.status-bad')?.innerText.includes('the watch of pods ended')")
+
+
+async def test_why_a_pod_is_pending_is_a_row_with_a_bar_for_each_gpu(browser: Browser) -> None:
+    """As the server explains it: of 15 shares web holds 8, and the other GPU has failed with 4 in use."""
+    view = node_view("n0", (15, 15), pod_on("ml/web", {0: 8, 1: 4}), unhealthy={1: "XID 48"})
+    main = Container("main", ContainerKind.APP, 0, {RESOURCES[0].name: 12})
+    asked = ask(Pod("u", "training", "finetune-70b", containers=(main,)), RESOURCES)
+    assert isinstance(asked, GpuRequest)
+    told = explain(answers([(view, asked, Kept())], "binpack", 1), 1)
+    pods = {("training", "finetune-70b"): WAITS | {"why": [each.message() for each in told]}}
+    async with opened(browser, replace(small(), pods=pods), "?pod=training/finetune-70b") as (tab, server):
+        await tab.until("document.querySelector('.why-gpu')")
+        assert await tab.run("document.querySelector('#side-panel pre')") is None
+        rows = "[...document.querySelectorAll('.why-gpu')].map((row) => [...row.children].filter((each) => each.innerText).map((each) => each.innerText))"
+        assert await tab.run(rows) == [
+            ["GPU 0 Tesla T4", "7 GiB of 15 GiB", "too little free"],
+            ["GPU 1 Tesla T4", "none of 15 GiB", "unhealthy: XID 48"],
+        ]
+        widths = await tab.run(
+            "[...document.querySelectorAll('.why-gpu .bar')].map((bar) => bar.querySelector('.why-part').getBoundingClientRect().width / bar.getBoundingClientRect().width)"
+        )
+        assert widths == pytest.approx([8 / 15, 4 / 15], abs=0.02)
+        assert await tab.run("[...document.querySelectorAll('.why-bad')].length") == 1
+        assert await tab.run("document.querySelector('.why-gpu .bar').getAttribute('aria-label')") == (
+            "GPU 0: 7 GiB of 15 GiB free, too little free, held by ml/web (8 GiB)"
+        )
+        assert (await tab.text(".why .wait-room")).startswith("There would be room if this pod ended: ml/web")
+        await tab.open(server.url("?lang=zh&pod=training/finetune-70b"))
+        await tab.until("document.querySelector('.why-gpu')?.innerText.includes('空闲不足')")
+
+
+async def test_a_gpu_that_has_failed_looks_so_although_it_is_full(browser: Browser) -> None:
+    """On its card and on the map, and its size is not offered as if it were free."""
+    full = gpu(0, "t4-9", T4, part("a/x", 15, 3000), reason="XID 48")
+    async with opened(browser, Scene(cluster(node("t4-9", full, gpu(1, "t4-9", T4))))) as (tab, _):
+        assert (await tab.texts(".gpu-sum"))[0].split("\n") == ["unhealthy", "15 GiB of 15 GiB"]
+        edge = "getComputedStyle(document.querySelector('.bar'), '::after')"
+        assert await tab.run(f"[{edge}.borderTopStyle, {edge}.borderTopWidth]") == ["solid", "2px"]
+        red, green, blue = await tab.run(f"{edge}.borderTopColor.match(/\\d+/g).slice(0, 3).map(Number)")
+        assert red > 2 * max(green, blue)
+        named = await tab.run("document.querySelector('.bar').getAttribute('aria-label')")
+        assert named == "GPU 0, Tesla T4: unhealthy: XID 48, 15 GiB of 15 GiB allocated, 2.9 GiB used"
+        await tab.key("m")
+        await tab.until("document.querySelector('.cell')")
+        looks = await tab.run(
+            "[...document.querySelectorAll('.cell')].map((each) => getComputedStyle(each).backgroundImage)"
+        )
+        assert looks[0].startswith("repeating-linear-gradient")
+        assert looks[1].startswith("linear-gradient")
+
+
+async def test_twelve_nodes_are_a_map_that_fills_the_window_and_keys_change_the_view(browser: Browser) -> None:
+    async with opened(browser, many(11, 4)) as (tab, server):
+        assert await tab.run("document.querySelectorAll('.card').length") == 11
+        server.change(node("new", gpu(0, "new", T4)))
+        await tab.until("document.querySelectorAll('.tile').length === 12 && document.querySelector('#cards').hidden")
+        bottom, height = await tab.run(
+            "[document.querySelector('#map').getBoundingClientRect().bottom + scrollY, innerHeight]"
+        )
+        assert 0.8 * height < bottom < height
+        # What a node has had since the page was opened: a line that grows at its end.
+        await tab.until("[...document.querySelectorAll('.trend path')].every((each) => each.getAttribute('d').length)")
+        assert (await tab.texts(".tile-sum"))[-1] == "0 %"
+        await tab.key("c")
+        await tab.until("!document.querySelector('#cards').hidden && location.search === '?view=cards'")
+        await tab.key("m")
+        await tab.until("!document.querySelector('#map').hidden && location.search === '?view=map'")
+
+
+async def test_the_line_of_a_node_ends_at_its_newest_value_and_has_gaps(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, _):
+        found = await tab.run(
+            "import('./trends.js').then(({ Trends }) => { const trends = new Trends(); const taken = [];"
+            "const node = (usedMiB) => ({ name: 'n', use: { at: 'now' }, sums: { totalMiB: 100, givenMiB: 50, usedMiB } });"
+            "for (const [n, used] of [0, 100, undefined, 100].entries()) taken.push(trends.take([node(used)], n * 10_000), trends.take([node(7)], n * 10_000 + 1));"
+            "return [taken, trends.path('n', 'used'), trends.path('n', 'given'), trends.path('other', 'used')]; })"
+        )
+        assert found == [
+            [True, False] * 4,
+            "M90.0,19.0h-0.1L93.3,1.0M100.0,1.0h-0.1",
+            "M90.0,10.0h-0.1L93.3,10.0L96.7,10.0L100.0,10.0",
+            "",
+        ]
+
+
+@pytest.mark.parametrize("width", [1440, 1280, 1024, 700, 390])
+async def test_nothing_jumps_when_a_filter_or_the_view_changes(browser: Browser, width: int) -> None:
+    """Neither the fields and switches, nor the tiles, whatever stands in them."""
+    async with opened(browser, small(), clock=False) as (tab, _):
+        await tab.size(width, 900)
+        places = (
+            "[...document.querySelectorAll('#filters select, #filters input:not([type=radio]), #view, .sum')].map((each) => {"
+            "const { left, top, width } = each.getBoundingClientRect(); return [left, top + scrollY, width].map(Math.round); })"
+        )
+        before = await tab.run(places)
+        await tab.key("m")
+        await tab.until("!document.querySelector('#map').hidden")
+        assert await tab.run(places) == before
+        await tab.choose("#f-ns", "training")
+        await tab.until("document.querySelector('.is-filtered')")
+        assert await tab.run(places) == before
+        lines = {top for _, top, _ in (await tab.run(places))[:6]}
+        assert len(lines) <= (3 if width > 900 else 6), lines
+
+
+async def test_room_that_is_physically_taken_is_said(browser: Browser) -> None:
+    """13 shares are free of a GPU of 15, on which pods use 10 of 15 GiB."""
+    greedy = gpu(0, "t4-9", T4, part("a/x", 2, 10240, overSince=scenes.before(minutes=1)))
+    async with opened(browser, Scene(cluster(node("t4-9", greedy)))) as (tab, _):
+        tile = await tab.text("[data-sum=largest]")
+        assert "13 GiB" in tile
+        assert "on t4-9, GPU 0, 5 GiB physically free" in tile
+        assert await tab.run("document.querySelector('[data-sum=largest]').classList.contains('sum-warn')")
 
 
 async def test_each_problem_leads_to_what_it_is_about(browser: Browser) -> None:
