@@ -1142,8 +1142,8 @@ async def test_the_line_of_a_node_ends_at_its_newest_value_and_has_gaps(browser:
         )
         assert found == [
             [True, False] * 4,
-            "M90.0,19.0h-0.1L93.3,1.0M100.0,1.0h-0.1",
-            "M90.0,10.0h-0.1L93.3,10.0L96.7,10.0L100.0,10.0",
+            "M40.0,19.0h-0.1L60.0,1.0M100.0,1.0h-0.1",
+            "M40.0,10.0h-0.1L60.0,10.0L80.0,10.0L100.0,10.0",
             "",
         ]
 
@@ -1337,8 +1337,7 @@ async def test_on_a_phone_what_needs_somebody_comes_first(browser: Browser) -> N
             "['[data-sum=attention]', '[data-sum=waiting]', '[data-sum=given]', '#attention', '#waiting', '#cards']"
             ".map((each) => document.querySelector(each).getBoundingClientRect().top)"
         )
-        assert tops[0] == tops[1] < tops[2]
-        assert tops[2:] == sorted(tops[2:])
+        assert tops == sorted(set(tops))
         filters = await tab.run("document.querySelector('#filters').getBoundingClientRect().bottom")
         assert filters <= tops[0], "they narrow all that follows"
         assert await wide(tab) <= 0

@@ -34,7 +34,7 @@ export class Trends {
   /** The line of a node in a field of 100 by 20, the newest value at its end, with gaps where nothing was known. */
   path(name, by) {
     const values = (this.#of.get(name) ?? []).map((each) => each[by]);
-    const step = 100 / Math.max(30, values.length - 1);
+    const step = 100 / Math.max(5, values.length - 1);
     const points = values.map((value, n) => (value === null ? null : `${(100 - (values.length - 1 - n) * step).toFixed(1)},${(19 - 18 * value).toFixed(1)}`));
     return points.map((point, n) => point && `${n && points[n - 1] ? "L" : "M"}${point}${n && points[n - 1] ? "" : "h-0.1"}`).filter(Boolean).join("");
   }
