@@ -14,6 +14,7 @@ from gpu_device_plugin.features.history.contract import IncidentKind, IncidentLi
 from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.model.contract.cordons import Cordon
 from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, NodeReport, NodeUse
+from gpu_device_plugin.model.contract.nodegpus import AWAY
 from gpu_device_plugin.model.limits import LimitStatus
 from gpu_device_plugin.report.rules.finding import note
 from gpu_device_plugin.report.rules.node_answers import whole_gpus
@@ -176,7 +177,14 @@ def stated(node: Json) -> Json:
     used = sum(each.get("usedShares", 0) for each in node["gpus"])
     view: Any = known(
         record=known(ready=node.get("ready", False), unschedulable=node.get("unschedulable", False)),
-        candidate=known(gpus=known(fault=node.get("problem", ""), claims=node.get("claims", False))),
+        candidate=known(
+            gpus=known(
+                fault=node.get("problem", ""),
+                claims=node.get("claims", False),
+                away=node.get("problem") == AWAY,
+                unread=(),
+            )
+        ),
         instances=lambda: [
             known(unassigned_usage=[("", each["instances"]) for each in offer.get("unplaced", [])]) for offer in offers
         ],

@@ -14,6 +14,7 @@ import pytest
 
 from gpu_device_plugin.features.capacity.report import stays
 from gpu_device_plugin.kubernetes.client.errors import Call
+from gpu_device_plugin.model.contract.nodegpus import AWAY
 from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.programs.web.watched import missing_right
 from gpu_device_plugin.report.rules.finding import note
@@ -1063,6 +1064,23 @@ async def test_it_begins_calmly_and_alarms_only_after_something_was_there(browse
         await tab.until("document.querySelector('.status-live') && document.querySelector('.card')")
         scene.cluster["read"] = scenes.read(live=False, age_s=47, why="the watch of pods ended: 500")
         await tab.until("document.querySelector('.status-bad')?.innerText.includes('the watch of pods ended')")
+
+
+async def test_an_agent_is_missed_only_once_it_has_served(browser: Browser) -> None:
+    """Before that its node says that it does not serve yet. That it has gone is a problem, in either language."""
+    away = node("t4-9", gpu(0, "t4-9", T4), problem=AWAY)
+    async with opened(browser, Scene(cluster(away))) as (tab, server):
+        assert "its GPU agent does not serve yet" in await tab.text(".card .note-warn")
+        assert (await sums(tab))["attention"] == "0"
+        server.change(node("t4-9", gpu(0, "t4-9", T4)))
+        await tab.until("!document.querySelector('.card .note')")
+        server.change(away)
+        await tab.until(
+            "document.querySelector('.card .note-bad')?.innerText.includes('has ended, or is being restarted')"
+        )
+        assert await tab.texts("[data-sum=attention] .link") == ["1 node with a problem"]
+        await tab.choose("#lang", "zh")
+        await tab.until("document.querySelector('#problems').innerText.includes('正在重启')")
 
 
 async def test_why_a_pod_is_pending_is_a_row_with_a_bar_for_each_gpu(browser: Browser) -> None:

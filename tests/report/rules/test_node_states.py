@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse
+from gpu_device_plugin.model.contract.nodegpus import AWAY
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.report.rules.columns import Tone
 from gpu_device_plugin.report.rules.node_view import NO_STATES, NodeView, State
@@ -43,6 +44,15 @@ def told(states: list[State]) -> list[tuple[str, Tone, dict[str, Any]]]:
 )
 def test_the_states_of_nodes(node: NodeView, states: list[tuple[str, Tone, dict[str, Any]]]) -> None:
     assert told(node.states(node.unplaced)) == states
+
+
+def test_an_agent_that_does_not_serve_is_told_apart_from_what_else_is_wrong() -> None:
+    gpus = replace(node_view("n", (15,)).candidate.gpus, away=True, problem=AWAY, unread=("GPU 3 is not read",))
+    states = serving_view("n", gpus).states()
+    assert [(state.code, state.text) for state in states if state.tone is Tone.BAD] == [
+        ("node-problem", "GPU 3 is not read"),
+        ("agent-away", AWAY),
+    ]
 
 
 def test_a_node_that_serves_claims_says_so() -> None:

@@ -9,10 +9,14 @@ export class Cluster {
   figures = {};
   known = false;
   #sorted = null;
+  #served = new Set();
 
   /** Takes an event; returns whether anything but the time changed. */
   take(event, data) {
-    for (const node of data.nodes ?? NONE) for (const gpu of node.gpus) shareNames(gpu);
+    for (const node of data.nodes ?? NONE) {
+      for (const gpu of node.gpus) shareNames(gpu);
+      this.#judge(node);
+    }
     if (event === "cluster") {
       this.nodes = new Map(data.nodes.map((node) => [node.name, node]));
       this.#sorted = null;
@@ -31,6 +35,13 @@ export class Cluster {
       else if (event === "cluster") this[key] = key === "figures" ? {} : [];
     }
     return true;
+  }
+
+  /** An agent that has not served since the page was opened is not lost: it is worth a look, and no problem. */
+  #judge(node) {
+    const away = stateOf(node, "agent-away");
+    if (!away) this.#served.add(node.name);
+    else if (!this.#served.has(node.name)) Object.assign(away, { tone: "warn", parameters: { new: 1 } });
   }
 
   /** The nodes by name, numbers in it counted as numbers. */
