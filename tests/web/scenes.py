@@ -14,6 +14,7 @@ from gpu_device_plugin.features.history.contract import IncidentKind, IncidentLi
 from gpu_device_plugin.features.report_features import REPORT
 from gpu_device_plugin.model.contract.cordons import Cordon
 from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse, NodeReport, NodeUse
+from gpu_device_plugin.model.contract.nodegpus import AWAY
 from gpu_device_plugin.model.limits import LimitStatus
 from gpu_device_plugin.report.rules.finding import note
 from gpu_device_plugin.report.rules.node_answers import whole_gpus
@@ -176,7 +177,14 @@ def stated(node: Json) -> Json:
     used = sum(each.get("usedShares", 0) for each in node["gpus"])
     view: Any = known(
         record=known(ready=node.get("ready", False), unschedulable=node.get("unschedulable", False)),
-        candidate=known(gpus=known(fault=node.get("problem", ""), claims=node.get("claims", False))),
+        candidate=known(
+            gpus=known(
+                fault=node.get("problem", ""),
+                claims=node.get("claims", False),
+                away=node.get("problem") == AWAY,
+                unread=(),
+            )
+        ),
         instances=lambda: [
             known(unassigned_usage=[("", each["instances"]) for each in offer.get("unplaced", [])]) for offer in offers
         ],
@@ -200,6 +208,7 @@ def stated(node: Json) -> Json:
             part.get("usedMiB"),
             part.get("smPercent"),
             held=LimitStatus(part["held"]) if "held" in part else None,
+            found_mib=part.get("foundMiB"),
             over_since=part.get("overSince", ""),
             limit_mib=part.get("limitMiB"),
             asked_at=part.get("askedAt", ""),
@@ -318,7 +327,7 @@ def small() -> Scene:
                 1,
                 "l40s-1",
                 L40S,
-                part("speech/tts-0", 10, 6200, smPercent=21, enforcement="driver", held="differs"),
+                part("speech/tts-0", 10, 6200, smPercent=21, enforcement="driver", held="differs", foundMiB=12288),
                 part("research/notebook-jun", 4, 0, enforcement="driver", held="held"),
                 limits="driver",
             ),
@@ -361,7 +370,7 @@ def small() -> Scene:
                 "asks": note("asks", "{asks:+ and }", asks=(whole_gpus(2),)).message(),
                 "since": before(minutes=41),
                 "scheduler": "gpushare-scheduler",
-                "why": "None of 4 nodes takes it: fewer than 2 GPUs are unused (3); it is cordoned (1).",
+                "why": "Fits on no node: 3 have fewer than 2 unused GPUs; 1 is cordoned.",
                 "room": ROOM.message(),
             }
         ),

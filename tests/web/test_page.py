@@ -14,14 +14,23 @@ import pytest
 
 from gpu_device_plugin.features.capacity.report import stays
 from gpu_device_plugin.kubernetes.client.errors import Call
+from gpu_device_plugin.model.contract.nodegpus import AWAY
+from gpu_device_plugin.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.programs.web.watched import missing_right
 from gpu_device_plugin.report.rules.finding import note
+from gpu_device_plugin.report.rules.node_answers import explain
+from gpu_device_plugin.report.rules.pod_causes import Kept
+from gpu_device_plugin.scheduler.rules.pod_demand import GpuRequest, ask
+from gpu_device_plugin.settings.common import ResourceSettings
 from tests.patience import eventually
+from tests.reporting import answers
+from tests.views import node_view, pod_on
 from tests.web import scenes
 from tests.web.browser import Browser, Tab
 from tests.web.page_server import TOKEN, PageServer
 from tests.web.scenes import HOSTILE, T4, Scene, cluster, gpu, lending, many, node, part, parted, small, summed
 
+RESOURCES = ResourceSettings().offered
 WEB_0 = '.part[data-pod="default/web-0"]'
 
 
@@ -63,13 +72,13 @@ async def test_a_small_cluster_is_shown_whole(browser: Browser) -> None:
         assert shown["whole"] == "1"
         assert shown["waiting"] == "2"
         assert await tab.texts(".card .node-name") == ["a100-1", "h100-1", "l40s-1", "t4-1"]
-        assert "on h100-1, GPU 3" in await tab.text("[data-sum=largest]")
+        assert "on h100-1, GPU 3, 79.6 GiB physically free" in await tab.text("[data-sum=largest]")
         cards = await tab.text("#cards")
         assert "Xid 79: GPU has fallen off the bus" in cards
-        assert "default/web-0 uses 8.8 GiB of 5 GiB, for 7 min" in cards
-        assert "research/stray uses 2 GiB of this GPU, which it was not given" in cards
+        assert "default/web-0 is over its limit: it uses 8.8 GiB of 5 GiB, for 7 min" in cards
+        assert "research/stray uses 2 GiB of this GPU, which is not assigned to it" in cards
         assert "312 MiB used by no pod" in cards
-        assert "speech/tts-0: limit differs" in cards
+        assert "speech/tts-0: driver limit 12 GiB, granted 10 GiB" in cards
         assert "cordoned" in cards
         assert "limits: advisory" in cards
         waiting = await tab.text("#waits")
@@ -103,12 +112,15 @@ async def test_instances_are_bars_below_the_name_of_their_gpu(browser: Browser) 
         assert await tab.run("[...document.querySelectorAll('.gpus > li')].map((each) => each.className)") == [
             "gpu",
             "gpu-head",
-            *["gpu gpu-mig"] * 5,
+            *["gpu gpu-mig"] * 4,
+            "gpu gpu-mig gpu-bad",
         ]
         assert await tab.texts(".gpu-mig .gpu-i") == ["1:0\n2g.20gb", *(f"1:{n}\n1g.10gb" for n in range(1, 5))]
         named = await tab.run("[...document.querySelectorAll('.bar')].map((each) => each.getAttribute('aria-label'))")
-        assert named[1].startswith("GPU 1 (MIG 1:0 2g.20gb), NVIDIA H100 80GB HBM3 MIG 2g.20gb: 12 GiB of 19 GiB given")
-        assert ", given whole," in named[3]
+        assert named[1].startswith(
+            "GPU 1 (MIG 1:0 2g.20gb), NVIDIA H100 80GB HBM3 MIG 2g.20gb: 12 GiB of 19 GiB allocated"
+        )
+        assert ", allocated whole," in named[3]
         whole = await tab.run("document.querySelector('.part-whole').getAttribute('aria-label')")
         assert whole.startswith("training/tune-0, the whole MIG instance")
         cards = await tab.text("#cards")
@@ -153,13 +165,13 @@ async def test_borrowed_memory_is_hatched_up_to_the_limit_and_who_needs_it_is_to
 
 
 async def test_a_namespace_has_the_same_look_on_every_page(browser: Browser) -> None:
-    """It depends on its name only. Not by colour alone: three in four have a pattern, and all have names."""
+    """It depends on its name only. Not by colour alone: three in four have a pattern on their edge, and all have names."""
     async with opened(browser, small()) as (tab, _):
         looks = await tab.run(
-            "import('./colours.js').then((it) => ['default', 'serving', 'research', 'default'].map(it.lookOf))"
+            "import('./colours.js').then((it) => ['default', 'training', 'research', 'default'].map(it.lookOf))"
         )
-        assert looks == ["c7 p3", "c3 p2", "c2 p2", "c7 p3"]
-        assert "c7 p3" in await tab.run(f"document.querySelector('{WEB_0}').className")
+        assert looks == ["look-c8 p0", "look-c2 p1", "look-c4 p0", "look-c8 p0"]
+        assert "look-c8 p0" in await tab.run(f"document.querySelector('{WEB_0}').className")
 
 
 async def test_filters_are_in_the_address_and_going_back_undoes_them(browser: Browser) -> None:
@@ -175,8 +187,8 @@ async def test_filters_are_in_the_address_and_going_back_undoes_them(browser: Br
         await tab.until("document.querySelectorAll('.card').length === 1 && location.search.includes('q=rank')")
         await tab.type("er-1")
         await tab.until("location.search.includes('q=ranker-1')")
-        assert await tab.text("#shown") == "1 of 4 nodes shown"
-        assert await tab.text("#said") == "1 of 4 nodes shown"
+        says = "1 of 4 nodes: the filters narrow everything below"
+        assert [await tab.text("#shown"), await tab.text("#said")] == [says, says]
         await tab.run("history.back()")
         await tab.until("document.querySelectorAll('.card').length === 2 && location.search === '?ns=serving'")
         assert await tab.run("document.querySelector('#f-q').value") == ""
@@ -227,7 +239,7 @@ async def test_the_side_panel_of_a_pod_opens_and_closes_by_the_keyboard(browser:
         assert await tab.run("document.activeElement.id") == "side-panel-title"
         said = await tab.text("#side-panel")
         for expected in (
-            "web-0", "Running", "t4-1", "gpu-mem: 5", "8.8 GiB of 5 GiB", "limit not verified", "over its share for 7 min", "NVIDIA_VISIBLE_DEVICES",
+            "web-0", "Running", "t4-1", "gpu-mem: 5", "8.8 GiB of 5 GiB", "limit not verified", "over its limit for 7 min", "NVIDIA_VISIBLE_DEVICES",
             "GPU-6f1c2f4e", "default/web-0 runs on t4-1, on GPU 0.", "GPUMemoryOverUse", "3 times", "sidecar",
         ):  # fmt: skip
             assert expected in said
@@ -405,10 +417,10 @@ async def test_over_use_turns_red_and_only_its_card_is_written(browser: Browser)
         await tab.until(f"document.querySelector('{part_of}').classList.contains('part-over')")
         assert await tab.run("[...window.written]") == ["a100-1"]
         assert await tab.run("document.activeElement.dataset.pod") == "serving/ranker-0"
-        assert "over its share for 60 s" in await tab.run(
+        assert "over its limit for 60 s" in await tab.run(
             f"document.querySelector('{part_of}').getAttribute('aria-label')"
         )
-        assert "2 pods over their shares" in await tab.text("[data-sum=attention]")
+        assert "2 pods over their limits" in await tab.text("[data-sum=attention]")
         red, green, blue = await tab.run(
             f"getComputedStyle(document.querySelector('{part_of} .excess')).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)"
         )
@@ -565,11 +577,11 @@ async def test_it_speaks_the_language_that_is_asked_for_or_preferred(browser: Br
     async with opened(browser, small(), "?lang=zh") as (tab, server):
         assert await tab.run("document.documentElement.lang") == "zh-Hans"
         assert await tab.text("[data-sum=given] h2") == "已分配"
-        assert "超用" in await tab.text("[data-sum=attention]")
+        assert "超过限制" in await tab.text("[data-sum=attention]")
         assert "若此 Pod 结束\uff0ch100-1 将有余量" in await tab.text("#waits")
         await tab.choose("#lang", "en")
         await tab.until(
-            "document.querySelector('[data-sum=given] h2').innerText === 'Given' && location.search === '?lang=en'"
+            "document.querySelector('[data-sum=given] h2').innerText === 'Allocated' && location.search === '?lang=en'"
         )
         await tab.until("document.querySelector('#cards').innerText.includes('limits: driver')")
         await tab.call("Network.setUserAgentOverride", userAgent="test", acceptLanguage="zh-CN,zh;q=0.9")
@@ -673,7 +685,7 @@ async def test_everything_has_a_name_for_a_screen_reader(browser: Browser, query
         assert [label for label in labels if not label or label not in names] == []
         if not query:
             assert any(
-                "GPU 0, Tesla T4: 10 GiB of 15 GiB given, 13.3 GiB used, 5 GiB free" in label for label in labels
+                "GPU 0, Tesla T4: 10 GiB of 15 GiB allocated, 13.3 GiB used, 5 GiB free" in label for label in labels
             )
 
 
@@ -764,9 +776,7 @@ async def test_where_only_allocation_is_known_no_use_is_shown(browser: Browser) 
     plain["nodes"] = [summed(each) for each in plain["nodes"]]
     plain["figures"] = {"source": "none", "why": "agents cannot be reached"}
     async with opened(browser, Scene(plain)) as (tab, _):
-        assert "Usage is unknown; the page shows only what is given. Agents cannot be reached" in await tab.text(
-            "#notes"
-        )
+        assert "Usage is unknown; the page shows allocations only. Agents cannot be reached" in await tab.text("#notes")
         assert (await sums(tab))["used"] == "\u2013"
         assert "usage is unknown" in await tab.text("[data-sum=used]")
         assert await tab.run("[...document.querySelectorAll('.meter')].every((each) => each.hidden)")
@@ -794,11 +804,11 @@ async def test_the_sum_of_use_says_of_how_many_gpus_it_is_known(browser: Browser
         used = await tab.text("[data-sum=used]")
         assert "13.3 GiB" in used
         assert f"known for 1 of {len(gpus)} GPUs" in used
-        assert "of the given memory" not in used
+        assert "of the allocated memory" not in used
         changed = copy.deepcopy(server.scene.node("t4-1"))
         changed["gpus"][1]["usedMiB"] = 0
         server.change(summed(changed))
-        await tab.until("document.querySelector('[data-sum=used]').innerText.includes('of the given memory')")
+        await tab.until("document.querySelector('[data-sum=used]').innerText.includes('of the allocated memory')")
         assert "13.3 GiB" in await tab.text("[data-sum=used]")
         for each in changed["gpus"]:
             each.pop("usedMiB")
@@ -817,7 +827,7 @@ async def test_the_use_of_a_namespace_is_summed_where_all_its_pods_are_known(bro
     first["pods"][1].pop("usedMiB")
     async with opened(browser, Scene(scenes.cluster(node("n", first, second))), "?ns=a") as (tab, server):
         assert (await sums(tab))["used"] == "4 GiB"
-        assert "50 % of the given memory" in await tab.text("[data-sum=used]")
+        assert "50 % of the allocated memory" in await tab.text("[data-sum=used]")
         changed = copy.deepcopy(server.scene.node("n"))
         changed["gpus"][1]["pods"][0].pop("usedMiB")
         server.change(changed)
@@ -831,7 +841,7 @@ async def test_the_use_of_a_namespace_is_summed_where_all_its_pods_are_known(bro
 async def test_a_pod_of_another_namespace_is_shown_without_its_name(browser: Browser) -> None:
     async with opened(browser, small(), "?node=t4-1") as (tab, server):
         label = await tab.run("document.querySelector('.part.look-none').getAttribute('aria-label')")
-        assert label.startswith("a pod that you may not see, 4 GiB given")
+        assert label.startswith("a pod that you may not see, 4 GiB allocated")
         await tab.click(".part.look-none")
         assert await tab.run("document.querySelector('#side-panel').hidden")
         await tab.click(WEB_0)
@@ -995,21 +1005,195 @@ async def test_many_nodes_with_long_names_are_told_in_part(browser: Browser) -> 
 # --- What a person looks for ------------------------------------------------------------------------------------------
 
 
-async def test_a_search_finds_things_and_changes_no_sum(browser: Browser) -> None:
-    """Namespace, node and model say what the tiles count. A search leaves them alone, and chooses what is listed."""
+async def test_every_filter_narrows_all_that_stands_below_it(browser: Browser) -> None:
+    """Tiles, lists, names and nodes alike. web-0 has 5 of the 30 GiB of its node, and its node 13 GiB free."""
     async with opened(browser, small(), "?q=web-0") as (tab, _):
-        everything = await sums(tab)
-        assert (everything["waiting"], everything["attention"]) == ("2", "4")
+        shown = await sums(tab)
+        assert [shown[name] for name in ("given", "used", "free", "waiting", "attention")] == [
+            "5 GiB",
+            "8.8 GiB",
+            "13 GiB",
+            "0",
+            "1",
+        ]
+        assert "of 30 GiB" in await tab.text("[data-sum=given]")
         assert await tab.texts("#problems .pod-name") == ["default/web-0"]
+        assert await tab.texts(".key-name") == ["default", "research"]
         assert await tab.run("document.querySelector('#waiting').hidden")
+        assert await tab.text("#shown") == "1 of 4 nodes: the filters narrow everything below"
     async with opened(browser, small(), "?ns=training") as (tab, _):
         shown = await sums(tab)
-        assert (shown["waiting"], shown["attention"]) == ("1", "0")
-        assert "no problems" in await tab.text("[data-sum=attention]")
+        assert (shown["given"], shown["waiting"], shown["attention"]) == ("119 GiB", "1", "0")
         assert await tab.texts("#waits .pod-name") == ["training/finetune-70b"]
-    async with opened(browser, small(), "?ns=default") as (tab, _):
-        assert (await sums(tab))["attention"] == "1"
+    async with opened(browser, small(), "?ns=default&trouble=1") as (tab, _):
+        shown = await sums(tab)
+        assert (shown["given"], shown["whole"], shown["attention"]) == ("13 GiB", "0", "1")
         assert await tab.texts("#problems .pod-name") == ["default/web-0"]
+    async with opened(browser, small(), "?ns=vision&trouble=1") as (tab, _):
+        assert await tab.texts(".card .node-name") == [], "what is wrong on its node concerns others"
+    async with opened(browser, small(), "?node=h100-1") as (tab, _):
+        shown = await sums(tab)
+        assert (shown["given"], shown["attention"], shown["waiting"]) == ("179 GiB", "0", "\u2013")
+        assert "no problems" in await tab.text("[data-sum=attention]")
+        assert "pending pods have no node yet" in await tab.text("[data-sum=waiting]")
+        assert await tab.text("#calm") == "no problems, no pod is pending"
+
+
+async def test_it_begins_calmly_and_alarms_only_after_something_was_there(browser: Browser) -> None:
+    """While the cluster is read for the first time nothing is red, and a server that does not answer yet is not lost."""
+    scene = Scene(cluster())
+    scene.cluster["read"] = scenes.read(live=False, why="") | {
+        "why": note("being-read", "the cluster is being read").message()
+    }
+    server = PageServer(scene)
+    async with server.serving(), browser.tab() as tab:
+        tab.expected = ("502",)
+        server.refused = 502
+        await tab.open(server.url())
+        await tab.until("document.querySelector('#lost-text').innerText.includes('Not connected yet.')")
+        red = "document.querySelectorAll('.status-bad, .banner-bad:not([hidden]), .sum-bad').length"
+        assert await tab.run(red) == 0
+        server.refused = 0
+        await tab.click("#lost-now")
+        await tab.until("document.querySelector('#lost').hidden")
+        await tab.until("document.querySelector('#status').innerText === 'reading the cluster'")
+        assert await tab.run(red) == 0
+        await tab.until("document.querySelector('#empty').innerText === 'Reading the cluster …'")
+        scene.cluster["read"] = scenes.read()
+        server.change(node("t4-9", gpu(0, "t4-9", T4)))
+        await tab.until("document.querySelector('.status-live') && document.querySelector('.card')")
+        scene.cluster["read"] = scenes.read(live=False, age_s=47, why="the watch of pods ended: 500")
+        await tab.until("document.querySelector('.status-bad')?.innerText.includes('the watch of pods ended')")
+
+
+async def test_an_agent_is_missed_only_once_it_has_served(browser: Browser) -> None:
+    """Before that its node says that it does not serve yet. That it has gone is a problem, in either language."""
+    away = node("t4-9", gpu(0, "t4-9", T4), problem=AWAY)
+    async with opened(browser, Scene(cluster(away))) as (tab, server):
+        assert "its GPU agent does not serve yet" in await tab.text(".card .note-warn")
+        assert (await sums(tab))["attention"] == "0"
+        server.change(node("t4-9", gpu(0, "t4-9", T4)))
+        await tab.until("!document.querySelector('.card .note')")
+        server.change(away)
+        await tab.until(
+            "document.querySelector('.card .note-bad')?.innerText.includes('has ended, or is being restarted')"
+        )
+        assert await tab.texts("[data-sum=attention] .link") == ["1 node with a problem"]
+        await tab.choose("#lang", "zh")
+        await tab.until("document.querySelector('#problems').innerText.includes('正在重启')")
+
+
+async def test_why_a_pod_is_pending_is_a_row_with_a_bar_for_each_gpu(browser: Browser) -> None:
+    """As the server explains it: of 15 shares web holds 8, and the other GPU has failed with 4 in use."""
+    view = node_view("n0", (15, 15), pod_on("ml/web", {0: 8, 1: 4}), unhealthy={1: "XID 48"})
+    main = Container("main", ContainerKind.APP, 0, {RESOURCES[0].name: 12})
+    asked = ask(Pod("u", "training", "finetune-70b", containers=(main,)), RESOURCES)
+    assert isinstance(asked, GpuRequest)
+    told = explain(answers([(view, asked, Kept())], "binpack", 1), 1)
+    pods = {("training", "finetune-70b"): WAITS | {"why": [each.message() for each in told]}}
+    async with opened(browser, replace(small(), pods=pods), "?pod=training/finetune-70b") as (tab, server):
+        await tab.until("document.querySelector('.why-gpu')")
+        assert await tab.run("document.querySelector('#side-panel pre')") is None
+        rows = "[...document.querySelectorAll('.why-gpu')].map((row) => [...row.children].filter((each) => each.innerText).map((each) => each.innerText))"
+        assert await tab.run(rows) == [
+            ["GPU 0 Tesla T4", "7 GiB of 15 GiB", "too little free"],
+            ["GPU 1 Tesla T4", "none of 15 GiB", "unhealthy: XID 48"],
+        ]
+        widths = await tab.run(
+            "[...document.querySelectorAll('.why-gpu .bar')].map((bar) => bar.querySelector('.why-part').getBoundingClientRect().width / bar.getBoundingClientRect().width)"
+        )
+        assert widths == pytest.approx([8 / 15, 4 / 15], abs=0.02)
+        assert await tab.run("[...document.querySelectorAll('.why-bad')].length") == 1
+        assert await tab.run("document.querySelector('.why-gpu .bar').getAttribute('aria-label')") == (
+            "GPU 0: 7 GiB of 15 GiB free, too little free, held by ml/web (8 GiB)"
+        )
+        assert (await tab.text(".why .wait-room")).startswith("There would be room if this pod ended: ml/web")
+        await tab.open(server.url("?lang=zh&pod=training/finetune-70b"))
+        await tab.until("document.querySelector('.why-gpu')?.innerText.includes('空闲不足')")
+
+
+async def test_a_gpu_that_has_failed_looks_so_although_it_is_full(browser: Browser) -> None:
+    """On its card and on the map, and its size is not offered as if it were free."""
+    full = gpu(0, "t4-9", T4, part("a/x", 15, 3000), reason="XID 48")
+    async with opened(browser, Scene(cluster(node("t4-9", full, gpu(1, "t4-9", T4))))) as (tab, _):
+        assert (await tab.texts(".gpu-sum"))[0].split("\n") == ["unhealthy", "15 GiB of 15 GiB"]
+        edge = "getComputedStyle(document.querySelector('.bar'), '::after')"
+        assert await tab.run(f"[{edge}.borderTopStyle, {edge}.borderTopWidth]") == ["solid", "2px"]
+        red, green, blue = await tab.run(f"{edge}.borderTopColor.match(/\\d+/g).slice(0, 3).map(Number)")
+        assert red > 2 * max(green, blue)
+        named = await tab.run("document.querySelector('.bar').getAttribute('aria-label')")
+        assert named == "GPU 0, Tesla T4: unhealthy: XID 48, 15 GiB of 15 GiB allocated, 2.9 GiB used"
+        await tab.key("m")
+        await tab.until("document.querySelector('.cell')")
+        looks = await tab.run(
+            "[...document.querySelectorAll('.cell')].map((each) => getComputedStyle(each).backgroundImage)"
+        )
+        assert looks[0].startswith("repeating-linear-gradient")
+        assert looks[1].startswith("linear-gradient")
+
+
+async def test_twelve_nodes_are_a_map_that_fills_the_window_and_keys_change_the_view(browser: Browser) -> None:
+    async with opened(browser, many(11, 4)) as (tab, server):
+        assert await tab.run("document.querySelectorAll('.card').length") == 11
+        server.change(node("new", gpu(0, "new", T4)))
+        await tab.until("document.querySelectorAll('.tile').length === 12 && document.querySelector('#cards').hidden")
+        bottom, height = await tab.run(
+            "[document.querySelector('#map').getBoundingClientRect().bottom + scrollY, innerHeight]"
+        )
+        assert 0.8 * height < bottom < height
+        # What a node has had since the page was opened: a line that grows at its end.
+        await tab.until("[...document.querySelectorAll('.trend path')].every((each) => each.getAttribute('d').length)")
+        assert (await tab.texts(".tile-sum"))[-1] == "0 %"
+        await tab.key("c")
+        await tab.until("!document.querySelector('#cards').hidden && location.search === '?view=cards'")
+        await tab.key("m")
+        await tab.until("!document.querySelector('#map').hidden && location.search === '?view=map'")
+
+
+async def test_the_line_of_a_node_ends_at_its_newest_value_and_has_gaps(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, _):
+        found = await tab.run(
+            "import('./trends.js').then(({ Trends }) => { const trends = new Trends(); const taken = [];"
+            "const node = (usedMiB) => ({ name: 'n', use: { at: 'now' }, sums: { totalMiB: 100, givenMiB: 50, usedMiB } });"
+            "for (const [n, used] of [0, 100, undefined, 100].entries()) taken.push(trends.take([node(used)], n * 10_000), trends.take([node(7)], n * 10_000 + 1));"
+            "return [taken, trends.path('n', 'used'), trends.path('n', 'given'), trends.path('other', 'used')]; })"
+        )
+        assert found == [
+            [True, False] * 4,
+            "M40.0,19.0h-0.1L60.0,1.0M100.0,1.0h-0.1",
+            "M40.0,10.0h-0.1L60.0,10.0L80.0,10.0L100.0,10.0",
+            "",
+        ]
+
+
+@pytest.mark.parametrize("width", [1440, 1280, 1024, 700, 390])
+async def test_nothing_jumps_when_a_filter_or_the_view_changes(browser: Browser, width: int) -> None:
+    """Neither the fields and switches, nor the tiles, whatever stands in them."""
+    async with opened(browser, small(), clock=False) as (tab, _):
+        await tab.size(width, 900)
+        places = (
+            "[...document.querySelectorAll('#filters select, #filters input:not([type=radio]), #view, .sum')].map((each) => {"
+            "const { left, top, width } = each.getBoundingClientRect(); return [left, top + scrollY, width].map(Math.round); })"
+        )
+        before = await tab.run(places)
+        await tab.key("m")
+        await tab.until("!document.querySelector('#map').hidden")
+        assert await tab.run(places) == before
+        await tab.choose("#f-ns", "training")
+        await tab.until("document.querySelector('.is-filtered')")
+        assert await tab.run(places) == before
+        lines = {top for _, top, _ in (await tab.run(places))[:6]}
+        assert len(lines) <= (3 if width > 900 else 6), lines
+
+
+async def test_room_that_is_physically_taken_is_said(browser: Browser) -> None:
+    """13 shares are free of a GPU of 15, on which pods use 10 of 15 GiB."""
+    greedy = gpu(0, "t4-9", T4, part("a/x", 2, 10240, overSince=scenes.before(minutes=1)))
+    async with opened(browser, Scene(cluster(node("t4-9", greedy)))) as (tab, _):
+        tile = await tab.text("[data-sum=largest]")
+        assert "13 GiB" in tile
+        assert "on t4-9, GPU 0, 5 GiB physically free" in tile
+        assert await tab.run("document.querySelector('[data-sum=largest]').classList.contains('sum-warn')")
 
 
 async def test_each_problem_leads_to_what_it_is_about(browser: Browser) -> None:
@@ -1024,10 +1208,10 @@ async def test_each_problem_leads_to_what_it_is_about(browser: Browser) -> None:
             "down-1",
         ]
         assert await tab.texts("[data-sum=attention] .link") == [
-            "1 pod over its share",
-            "1 trespassing pod",
+            "1 pod over its limit",
+            "1 pod on a GPU not assigned to it",
             "1 GPU unhealthy",
-            "1 limit not in force",
+            "1 driver limit differs",
             "1 node with a problem",
         ]
         await tab.click("[data-sum=attention] li:nth-child(3) .link")
@@ -1084,7 +1268,7 @@ async def test_the_map_tells_a_cordoned_node_from_one_that_is_not_ready(browser:
         assert await tab.run(look.format('"l40s-1"', "", "textDecorationLine")) == "line-through"
         assert await tab.run(look.format('"down-1"', "", "textDecorationLine")) == "none"
         assert "✕" in await tab.run(look.format('"down-1"', ", '::before'", "content"))
-        assert await tab.texts(".on-map-only li:nth-last-child(-n+2)") == ["cordoned", "not ready"]
+        assert await tab.texts(".on-map-only li:is(.sign-cordoned, .sign-down)") == ["cordoned", "not ready"]
         label = "document.querySelector('[data-node=\"{}\"] .cell').getAttribute('aria-label')"
         assert (await tab.run(label.format("l40s-1"))).startswith("l40s-1, GPU 0: cordoned, ")
         assert (await tab.run(label.format("down-1"))).startswith("down-1, GPU 0: not ready, ")
@@ -1097,28 +1281,28 @@ async def test_one_card_is_as_wide_as_there_is_room(browser: Browser) -> None:
         assert await tab.run(width.format(".card")) == await tab.run(width.format("#cards"))
 
 
-async def test_a_long_name_keeps_its_beginning_and_its_end(browser: Browser) -> None:
-    """On one line where there is room, else on two: what does not fit is its middle."""
-    name = "ranker-7d9f8b6c5-x2x7k"
-    parts = (part(f"serving/{name}", 6, 900), part(f"serving/{name[:-1]}m", 73, 900))
-    async with opened(browser, Scene(cluster(node("h100-9", gpu(0, "h100-9", scenes.H100, *parts))))) as (tab, _):
+async def test_a_name_that_is_cut_ends_in_an_ellipsis_and_is_told_whole(browser: Browser) -> None:
+    """To the pointer and to the keyboard; a name that has room is not told twice."""
+    name, long = "ranker-7d9f8b6c5-x2x7k", "gpu-node-of-the-research-group-with-a-long-name-0001"
+    parts = (part(f"serving/{name}", 6, 900), part("serving/short", 73, 900))
+    nodes = (node(long, gpu(0, long, scenes.H100, *parts)), node("h100-9", gpu(0, "h100-9", scenes.H100)))
+    async with opened(browser, Scene(cluster(*nodes))) as (tab, _):
         await tab.size(600, 700)
-        lines = await tab.run(
-            "[...document.querySelectorAll('.part')].map((part) => ['.part-begin', '.part-end'].map((each) => {"
-            "const {top, width} = part.querySelector(each).getBoundingClientRect(); return [Math.round(top), width]; }))"
+        cut = (
+            "[...document.querySelectorAll('{}')].map((each) => [each.scrollWidth > each.clientWidth,"
+            " getComputedStyle(each).textOverflow, getComputedStyle(each).whiteSpace])"
         )
-        (narrow_begin, narrow_end), (begin, end) = lines
-        assert narrow_end[0] > narrow_begin[0]
-        assert min(narrow_begin[1], narrow_end[1]) > 15
-        assert begin[0] == end[0]
-        # The end is cut at its beginning.
-        left, right = await tab.run(
-            "(() => { const end = document.querySelector('.part-end'); const [of, it] = [end, end.firstChild].map((each) => each.getBoundingClientRect());"
-            "return [of.left - it.left, it.right - of.right]; })()"
-        )
-        assert left > 5
-        assert abs(right) < 1
-        assert await tab.texts(".part-end") == ["8b6c5-x2x7k", "8b6c5-x2x7m"]
+        for names in (".part-name", ".card .node-name"):
+            looks = await tab.run(cut.format(names))
+            assert looks == [[True, "ellipsis", "nowrap"], [False, "ellipsis", "nowrap"]]
+        over = "document.querySelector('{}').dispatchEvent(new PointerEvent('pointerover', {{bubbles: true}}))"
+        await tab.run(over.format(".part"))
+        assert (await tab.text(".tip:not([hidden])")).startswith(f"serving/{name}, ")
+        await tab.run(over.format("[data-node=h100-9] .node-name"))
+        assert await tab.run("document.querySelector('.tip').hidden")
+        await tab.press("Tab")  # from now on the focus is the keyboard's
+        await tab.run("document.querySelector('.card .node-name').focus()")
+        assert await tab.text(".tip:not([hidden])") == long
 
 
 async def test_the_badge_of_the_limits_explains_itself(browser: Browser) -> None:
@@ -1168,9 +1352,10 @@ async def test_on_a_phone_what_needs_somebody_comes_first(browser: Browser) -> N
     async with opened(browser, small()) as (tab, _):
         await tab.size(390, 844)
         tops = await tab.run(
-            "['[data-sum=attention]', '[data-sum=waiting]', '[data-sum=given]', '#attention', '#waiting', '#filters', '#cards']"
+            "['[data-sum=attention]', '[data-sum=waiting]', '[data-sum=given]', '#attention', '#waiting', '#cards']"
             ".map((each) => document.querySelector(each).getBoundingClientRect().top)"
         )
-        assert tops[0] == tops[1] < tops[2]
-        assert tops[2:] == sorted(tops[2:])
+        assert tops == sorted(set(tops))
+        filters = await tab.run("document.querySelector('#filters').getBoundingClientRect().bottom")
+        assert filters <= tops[0], "they narrow all that follows"
         assert await wide(tab) <= 0

@@ -150,7 +150,7 @@ def test_every_word_that_is_used_is_there_and_every_word_is_used(markup: Markup)
 
 def test_every_problem_is_counted_in_words() -> None:
     """Those of nodes as one kind."""
-    bad = {code for code, tone in STATES.items() if tone == "BAD"} - {"node-problem", "not-ready"}
+    bad = {code for code, tone in STATES.items() if tone == "BAD"} - {"agent-away", "node-problem", "not-ready"}
     assert bad == {"over", "trespass", "unhealthy", "limit-not-held"}
     assert {f"count_{code}" for code in (*bad, "node")} <= WORDS["en"].keys()
 

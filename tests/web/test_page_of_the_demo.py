@@ -55,16 +55,27 @@ def services(seen: Seen) -> int:
     return sum("web-" in pod for pod in seen["nodes"].get("node-1", ()))
 
 
+def over_its_limit(seen: Seen, gib: str) -> bool:
+    said = f"web-7 is over its limit: it uses {gib} GiB of 1 GiB"
+    return any(said in note for note in seen["bad"]) and len(seen["over"]) == 1
+
+
 SCENES: list[tuple[str, Callable[[Seen], bool]]] = [
     ("The agent finds the GPUs", lambda seen: seen["nodes"] == {"node-1": []} and "of 49 GiB" in seen["sums"]),
     ("Services share a GPU", lambda seen: services(seen) == 7 and not seen["over"]),
     (
         "A service uses more than it was granted",
-        lambda seen: any("web-7 uses 1.4 GiB of 1 GiB" in note for note in seen["bad"]) and len(seen["over"]) == 1,
+        lambda seen: (
+            any("web-7 is over its limit: it uses 1.4 GiB of 1 GiB" in note for note in seen["bad"])
+            and len(seen["over"]) == 1
+        ),
     ),
     (
         "Memory runs short",
-        lambda seen: any("web-7 uses 4.4 GiB of 1 GiB" in note for note in seen["bad"]) and len(seen["over"]) == 1,
+        lambda seen: (
+            any("web-7 is over its limit: it uses 4.4 GiB of 1 GiB" in note for note in seen["bad"])
+            and len(seen["over"]) == 1
+        ),
     ),
     ("the service is evicted", lambda seen: services(seen) == 6 and not seen["over"] and not seen["bad"]),
     ("A pod gets a whole GPU", lambda seen: any("training" in label for label in seen["whole"])),
@@ -84,7 +95,7 @@ SCENES: list[tuple[str, Callable[[Seen], bool]]] = [
         "A full cluster with problems",
         lambda seen: (
             any("XID 95" in note for note in seen["bad"])
-            and any("research/notebook-1 uses" in note for note in seen["bad"])
+            and any("research/notebook-1 is over its limit: it uses" in note for note in seen["bad"])
             and any("training/pretrain" in wait and "2 whole GPUs" in wait for wait in seen["waits"])
         ),
     ),

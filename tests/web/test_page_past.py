@@ -46,7 +46,7 @@ async def test_a_click_on_a_gpu_shows_its_last_hour_and_its_condition(browser: B
             "10 min: heat, hardware slowdown",
         ]
         assert (await tab.text(".past .spark-time")).split("\n") == ["\N{MINUS SIGN}60 min", "now"]
-        assert "A Prometheus that reads" in await tab.text(".past")
+        assert "For older data, use Prometheus." in await tab.text(".past")
         told = await facts(tab)
         assert told["Temperature"] == "91 °C, slows down at 93 °C"
         assert told["Power"] == "68 W of 70 W"
@@ -70,7 +70,7 @@ async def test_where_an_administrator_has_set_one_the_page_links_to_a_dashboard(
         await tab.until(DRAWN)
         link = "document.querySelector('.past section a')"
         assert await tab.run(f"[{link}.href, {link}.rel, {link}.innerText]") == [
-            *("https://grafana.example/d/gpushare", "noopener noreferrer", "More than the last hour")
+            *("https://grafana.example/d/gpushare", "noopener noreferrer", "Older data")
         ]
 
 
@@ -121,7 +121,7 @@ async def test_the_side_panel_of_a_pod_has_its_last_hour_with_its_guarantee(brow
         await tab.until(DRAWN)
         assert await tab.texts(".spark-label") == ["Memory", "Processors", "CPU held back"]
         assert await tab.run("document.querySelectorAll('.spark-mark').length") == 1
-        assert "GPU 0 · 4 GiB given" in await tab.text(".spark-of")
+        assert "GPU 0 · 4 GiB allocated" in await tab.text(".spark-of")
         assert server.asked.count("/api/v1/history/t4-1") == 1
         # The side panel is filled again when its node changes, and what was read a moment ago is drawn again.
         server.change(server.scene.node("t4-1"))
@@ -132,16 +132,16 @@ async def test_the_side_panel_of_a_pod_has_its_last_hour_with_its_guarantee(brow
 
 async def test_a_namespace_has_its_last_hour_node_by_node(browser: Browser) -> None:
     async with opened(browser, remembering()) as (tab, _):
-        assert await tab.run("document.querySelector('#hour').hidden")
+        assert await tab.run("document.querySelector('#hour').disabled")
         await tab.choose("#f-ns", "research")
-        await tab.until("!document.querySelector('#hour').hidden")
+        await tab.until("!document.querySelector('#hour').disabled")
         await tab.click("#hour")
         await tab.until(DRAWN)
         assert await tab.text("#side-panel-title") == "The last hour of research"
         assert await tab.texts(".past h3") == ["a100-1", "t4-1"]
         assert [each.strip() for each in await tab.texts(".spark-of p")] == [
-            "research/llm-eval-0/main GPU 0 · 4 GiB given",
-            "research/notebook/main GPU 0 · was not given this GPU",
+            "research/llm-eval-0/main GPU 0 · 4 GiB allocated",
+            "research/notebook/main GPU 0 · this GPU is not assigned to it",
         ]
 
 

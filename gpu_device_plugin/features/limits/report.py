@@ -26,7 +26,7 @@ from gpu_device_plugin.report.rules.columns import Tone
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, grouped, note, ok, warning
 from gpu_device_plugin.report.rules.node_view import ExaminedNode, GpuView, NodeView, State
 from gpu_device_plugin.report.rules.pod_causes import refusals
-from gpu_device_plugin.report.rules.printing import container
+from gpu_device_plugin.report.rules.printing import container, mib
 
 if TYPE_CHECKING:
     from gpu_device_plugin.settings.node import NodeSettings
@@ -55,11 +55,14 @@ def limits_of_gpu(node: NodeView, view: GpuView) -> Iterator[State]:
 
 def not_held_states(_: NodeView, parts: Sequence[ContainerUse]) -> Iterable[State]:
     """Return whether a limit of containers does not hold."""
-    held = [part.held for part in parts if part.held in _BROKEN]
-    if not held:
+    broken = [part for part in parts if part.held in _BROKEN]
+    if not broken:
         return ()
-    worst, word = max(held, key=_BROKEN.index).value, "limit not held"
-    return [State(4, "limit-not-held", Tone.BAD, f"limit {worst}", {"held": worst}, word, counted="not held")]
+    worst = max(broken, key=lambda part: _BROKEN.index(part.held))
+    found = "no driver limit" if worst.found_mib is None else f"driver limit {mib(worst.found_mib)}"
+    text, word = f"{found}, granted {mib(worst.most_mib)}", "limit differs"
+    said = {"held": f"{worst.held}", "foundMiB": worst.found_mib, "grantedMiB": worst.most_mib}
+    return [State(4, "limit-not-held", Tone.BAD, text, said, word, counted=word)]
 
 
 def limits(nodes: Iterable[ExaminedNode], by_profile: Mapping[str, str]) -> Iterator[Finding]:

@@ -122,7 +122,7 @@ def _cells(node: Node, shared: SharedGpu, unknown: frozenset[str], longest_model
         (_model(shared, longest_model), ShareTone.PLAIN),
         (f"{shared.gpu.total_mib / MIB_PER_GIB:.1f} GiB", ShareTone.PLAIN),
         ("", tone),
-        ("whole" if whole else f"{used}/{len(shared.shares)}", tone),
+        ("whole" if whole else f"{used}/{'-' if unhealthy else len(shared.shares)}", tone),
         ("unknown", ShareTone.FAINT)
         if shared.gpu.uuid in unknown
         else ("unhealthy", ShareTone.BAD)

@@ -35,7 +35,8 @@ def summary(nodes: Iterable[NodeView]) -> list[str]:
     rows = []
     for node in nodes:
         cells = {
-            view.gpu.position: f"{amount(node, view.used)}/{amount(node, view.gpu.shares)}" for view in node.gpus()
+            view.gpu.position: _cell(view, f"{amount(node, view.used)}/{amount(node, view.gpu.shares)}")
+            for view in node.gpus()
         }
         rows.append(
             [
@@ -63,6 +64,11 @@ def summary(nodes: Iterable[NodeView]) -> list[str]:
         *_instances(every, amount),
         *at_a_glance(nodes),
     ]
+
+
+def _cell(view: GpuView, allocated: str) -> str:
+    """Return the allocated memory of a GPU; of one that is unhealthy that it is, as its total offers nothing."""
+    return ("unhealthy" if not view.used else f"{allocated} unhealthy") if view.gpu.unhealthy else allocated
 
 
 def details(nodes: Iterable[NodeView]) -> list[str]:
@@ -248,4 +254,4 @@ def _limits(node: NodeView, position: int) -> str:
     if enforcement.refusal:
         return f"{enforcement.enforcement}, shares refused"
     unassigned_usage = sum(not_held(part) for part in node.report.parts(position))
-    return enforcement.enforcement + (f", {unassigned_usage} not held" if unassigned_usage else "")
+    return enforcement.enforcement + (f", {unassigned_usage} differ" if unassigned_usage else "")

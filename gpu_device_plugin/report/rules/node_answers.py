@@ -260,9 +260,9 @@ def _gpus(answer: NodeAnswer) -> list[Finding]:
             if each.pod.terminating:
                 code, text = "held-ending", "{pod} ({amount}, being deleted)"
             amount = note("whole-gpu", "whole") if each.whole else answer.node.amount(each.shares)
-            held.append(note(code, text, pod=str(each.pod), amount=amount))
+            held.append(note(code, text, pod=str(each.pod), amount=amount, shares=each.shares))
         holders = note("holders", "{pods:+, }", pods=tuple(held)) if held else "-"
-        room = note("free-of", "{free} of {total}", free=free, total=total)
+        room = note("free-of", "{free} of {total}", free=free, total=total, shares=view.gpu.shares)
         rows.append((f"  {place_of(view.gpu)}", short_uuid(view.gpu.uuid), model, room, said, holders))
     names = ("gpu", "uuid", "model", "free", "verdict", "held")
     heading = ("  GPU", "UUID", "MODEL", "FREE", "FOR THIS POD", "HELD BY")

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gpu_device_plugin.model.contract.node_use import NO_REPORT, ContainerUse, NodeReport, trespasses
-from gpu_device_plugin.model.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
+from gpu_device_plugin.model.contract.nodegpus import AWAY, NO_GPUS, ListedGpu, NodeGpus
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.placing import Room
@@ -176,7 +176,10 @@ class NodeView:
         """Return the states of a node itself, the worst first; `unplaced` are its shares on GPUs that are not known."""
         gpus = self.candidate.gpus
         unknown = sum(number for offer in self.instances() for _, number in offer.unassigned_usage)
-        found = [State(5, "node-problem", Tone.BAD, gpus.fault)] if gpus.fault else []
+        problem = "; ".join(gpus.unread) if gpus.away else gpus.fault
+        found = [State(5, "node-problem", Tone.BAD, problem)] if problem else []
+        if gpus.away:
+            found.append(State(5, "agent-away", Tone.BAD, AWAY))
         if not self.record.ready:
             found.append(State(6, "not-ready", Tone.BAD, "not ready", word="not ready"))
         if self.record.unschedulable:

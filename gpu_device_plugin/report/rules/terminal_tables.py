@@ -110,7 +110,7 @@ def _group_row(node: NodeView, name: str, states: Sequence[State], group: Sequen
             f"{len(group)}x {model}" if len(group) > 1 else model,
             f"{_shares(node, first.used)}/{_shares(node, first.gpu.shares)}" + (" each" if len(group) > 1 else ""),
             f"{'≤' if differs else ''}{gib(most)}",
-            _shares(node, first.free),
+            "unhealthy" if first.gpu.unhealthy else _shares(node, first.free),
             _enforcement(node, first),
             "; ".join(words),
         ),

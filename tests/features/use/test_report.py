@@ -158,7 +158,7 @@ def test_wide_rows_have_the_use_and_the_means_of_each_gpu() -> None:
     assert cells == [
         ["USED", "LIMITS"],
         ["8,320 MiB", "advisory"],
-        ["3,000 MiB", "driver, 2 not held"],
+        ["3,000 MiB", "driver, 2 differ"],
         ["0 MiB", "advisory, shares refused"],
         ["-", "mps"],
         ["-", "-"],

@@ -40,7 +40,7 @@ def test_a_gpu_of_which_nobody_has_told_is_neither_healthy_nor_unhealthy() -> No
     assert table(there, {}, Look(), unknown=frozenset({uuid(0)})) == [
         "GPU  MODEL      MEMORY  SHARES       HEALTH     HELD BY",
         "  0  Tesla T4  4.0 GiB  ░░░░    0/4  unknown",
-        "  1  Tesla T4  2.0 GiB  ░░      0/2  unhealthy",
+        "  1  Tesla T4  2.0 GiB  ░░      0/-  unhealthy",
         "     too hot",
     ]
 
@@ -54,7 +54,7 @@ def test_a_node_is_drawn_as_a_table() -> None:
         "GPU  MODEL       MEMORY  SHARES                 HEALTH     HELD BY",
         "  0  Tesla T4   7.0 GiB  ███████           7/7  healthy    web-1..7: 1 GiB each",
         "  1  Tesla T4  14.0 GiB  ██████████████  whole  healthy    train",
-        "  2  Tesla T4  14.0 GiB  █████████░░░░░   9/14  unhealthy  note: 8 GiB",
+        "  2  Tesla T4  14.0 GiB  █████████░░░░░    9/-  unhealthy  note: 8 GiB",
         "     XID 48; reset it",
     ]
 

@@ -1,5 +1,7 @@
 """A cluster as tables."""
 
+import re
+
 import pytest
 
 from gpu_device_plugin.programs.inspect.gpushare_layout import details, summary, wide
@@ -57,6 +59,11 @@ def test_gpus_of_different_sizes_are_shown_as_they_are() -> None:
         "Allocated/Total GPU Memory In Cluster:",
         "3/22 (13%)  ",
     ]
+
+
+def test_an_unhealthy_gpu_is_called_so_whether_it_is_empty_or_full() -> None:
+    view = node_view("a", (15, 7, 4), pod_on("web", {1: 7}), unhealthy={0: "XID 79", 1: "XID 48"})
+    assert re.split("  +", summary([view])[1])[2:] == ["unhealthy", "7/7 unhealthy", "0/4", "7/26"]
 
 
 def test_a_place_without_a_gpu_reads_nothing_of_nothing() -> None:

@@ -58,6 +58,7 @@ def test_gpus_of_other_models_sizes_or_states_have_rows_of_their_own() -> None:
     rows = texts(view)[1:4]
     assert [row.split()[-1] for row in rows[:2]] == ["-", "-"]
     assert "unhealthy: XID 48" in rows[2]
+    assert rows[2].split()[4:6] == ["-", "unhealthy"], "nothing of it is free, and its size would mislead"
     assert folded([view], 80)[3].tone is Tone.BAD
 
 
@@ -81,7 +82,7 @@ def test_over_use_trespass_and_limits_that_do_not_hold_are_told_in_words() -> No
     view = node_view("n", (15, 15), report=report(over, stranger, unassigned_usage, enforcements=enforcements))
     row, other = folded([view], 120)[1:3]
     assert row.tone is Tone.BAD
-    assert row.text.endswith("driver, refused  1 over, 1 not assigned, 1 not held")
+    assert row.text.endswith("driver, refused  1 over, 1 not assigned, 1 limit differs")
     assert "mps" in other.text
 
 

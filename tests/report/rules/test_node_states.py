@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.model.contract.node_use import ContainerUse, GpuUse
+from gpu_device_plugin.model.contract.nodegpus import AWAY
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement, LimitStatus
 from gpu_device_plugin.report.rules.columns import Tone
 from gpu_device_plugin.report.rules.node_view import NO_STATES, NodeView, State
@@ -43,6 +44,15 @@ def told(states: list[State]) -> list[tuple[str, Tone, dict[str, Any]]]:
 )
 def test_the_states_of_nodes(node: NodeView, states: list[tuple[str, Tone, dict[str, Any]]]) -> None:
     assert told(node.states(node.unplaced)) == states
+
+
+def test_an_agent_that_does_not_serve_is_told_apart_from_what_else_is_wrong() -> None:
+    gpus = replace(node_view("n", (15,)).candidate.gpus, away=True, problem=AWAY, unread=("GPU 3 is not read",))
+    states = serving_view("n", gpus).states()
+    assert [(state.code, state.text) for state in states if state.tone is Tone.BAD] == [
+        ("node-problem", "GPU 3 is not read"),
+        ("agent-away", AWAY),
+    ]
 
 
 def test_a_node_that_serves_claims_says_so() -> None:
@@ -84,8 +94,15 @@ ASKED_AT = {"amountMiB": 3072, "since": SINCE, "until": "2026-11-22T09:57:00Z", 
         ),
         ([STRANGER], [("trespass", Tone.BAD, {"amountMiB": 700})]),
         ([replace(STRANGER, over_since=SINCE)], [("trespass", Tone.BAD, {"amountMiB": 700, "since": SINCE})]),
-        ([LIMIT], [("limit-not-held", Tone.BAD, {"held": "missing"})]),
-        ([LIMIT, replace(LIMIT, held=LimitStatus.DIFFERS)], [("limit-not-held", Tone.BAD, {"held": "missing"})]),
+        ([LIMIT], [("limit-not-held", Tone.BAD, {"held": "missing", "grantedMiB": 4096})]),
+        (
+            [LIMIT, replace(LIMIT, held=LimitStatus.DIFFERS, found_mib=8192)],
+            [("limit-not-held", Tone.BAD, {"held": "missing", "grantedMiB": 4096})],
+        ),
+        (
+            [replace(LIMIT, held=LimitStatus.DIFFERS, found_mib=8192)],
+            [("limit-not-held", Tone.BAD, {"held": "differs", "foundMiB": 8192, "grantedMiB": 4096})],
+        ),
         ([replace(LIMIT, held=LimitStatus.UNVERIFIED)], []),
         ([BORROWER], [("borrows", Tone.PLAIN, {"amountMiB": 3072})]),
         ([ASKED], [("borrows", Tone.PLAIN, {"amountMiB": 3072}), ("asked-to-return", Tone.WARNING, ASKED_AT)]),
@@ -102,6 +119,15 @@ ASKED_AT = {"amountMiB": 3072, "since": SINCE, "until": "2026-11-22T09:57:00Z", 
 )
 def test_the_states_of_parts(parts: list[ContainerUse], states: list[tuple[str, Tone, dict[str, Any]]]) -> None:
     assert told(node_view("n", (15,), report=report(*parts)).part_states(parts)) == states
+
+
+def test_a_limit_that_differs_is_told_with_both_amounts() -> None:
+    said = {each.found_mib: each for each in (LIMIT, replace(LIMIT, held=LimitStatus.DIFFERS, found_mib=8192))}
+    node = node_view("n", (15,), report=report(*said.values()))
+    assert [node.part_states([each])[0].text for each in said.values()] == [
+        "no driver limit, granted 4,096 MiB",
+        "driver limit 8,192 MiB, granted 4,096 MiB",
+    ]
 
 
 def test_a_pod_that_ends_says_so_last() -> None:

@@ -11,8 +11,6 @@ import { t } from "./words.js";
 const KEEPING = ["partition", "driver", "mps", "custom"];
 // The free part of a bar that has room for a word beside the number.
 const ROOMY = 0.34;
-// A name of so many letters is not cut.
-const WHOLE_NAME = 5;
 
 /**
  * The card of a node.
@@ -94,7 +92,7 @@ function rowOf(node, gpu, matches) {
   const open = Math.max(0, gpu.totalShares - Math.max(taken, shown));
   const notes = notesOf(node, gpu);
   // The bar's name says what is free too; on the bar it is for the eye.
-  return html`<li class=${classes("gpu", gpu.mig && "gpu-mig")}>
+  return html`<li class=${classes("gpu", gpu.mig && "gpu-mig", gpu.reason && "gpu-bad")}>
       <button class="gpu-i" type="button" tabindex="-1" aria-label=${t("gpu_open", { gpu: placeOf(gpu) })} .textContent=${
         gpu.mig ? `${migId(gpu)}\n${gpu.mig.profile}` : String(gpu.index)}></button>
       <div class=${classes("bar", gpu.reason && "bar-bad", gpu.cordon && "bar-cordoned")} role="group" aria-label=${`${gpuName(gpu)}: ${gpuSaying(node, gpu)}`}>
@@ -107,16 +105,16 @@ function rowOf(node, gpu, matches) {
         </span>
       </div>
       <span class="gpu-sum" aria-hidden="true">
-        <b .textContent=${amount(node, taken)}></b>
-        <span .textContent=${` / ${amount(node, gpu.totalShares)}`}></span>
-        <span class="gpu-used" .textContent=${gpuUseKnown(node, gpu) && t("bar_used", { used: memory(gpu.usedMiB) })}></span>
+        <b .textContent=${gpu.reason ? t("legend_bad") : amount(node, taken)}></b>
+        <span .textContent=${gpu.reason ? "" : ` / ${amount(node, gpu.totalShares)}`}></span>
+        <span class="gpu-used" .textContent=${gpu.reason ? t("sum_of", { given: amount(node, taken), total: amount(node, gpu.totalShares) }) : gpuUseKnown(node, gpu) && t("bar_used", { used: memory(gpu.usedMiB) })}></span>
       </span>
       <ul class="gpu-notes" ?hidden=${!notes.length}>${notes.map(({ tone, text }) => html`<li class=${`note note-${tone}`}>${text}</li>`)}</ul>
     </li>`;
 }
 
 function freeSaying(node, gpu, open) {
-  if (gpu.reason) return t("legend_bad");
+  if (gpu.reason) return "";
   if (gpu.cordon) return t("badge_cordoned");
   const free = gpu.freeShares ? amount(node, gpu.freeShares) : "";
   return free && open / gpu.totalShares >= ROOMY ? t("bar_free", { free }) : free;
@@ -129,18 +127,12 @@ function partOf(node, gpu, part, matching) {
   const look = classes(
     "part", lookOf(part.namespace), part.whole && "part-whole", part.states?.map(({ code }) => `part-${code}`).join(" "), !matching && "part-dim",
   );
-  // A name that is too long is cut in its middle: both its ends tell what it is.
-  const name = part.name ?? t("hidden");
-  const half = name.length > WHOLE_NAME ? Math.ceil(name.length / 2) : name.length;
   const use = known && [memory(part.usedMiB), part.smPercent && percent(part.smPercent / 100)].filter(Boolean).join(" · ");
   const { ends, guarantee, limit, used } = meterOf(mine, known ? part : {});
   const most = Math.min(limit, used);
   return html`<button type="button" tabindex="-1" class=${look} aria-label=${partSaying(node, gpu, part)} aria-disabled=${podToOpen(part) === null && "true"} data-pod=${partName(part) ?? ""}
       .style=${`flex-grow: ${part.shares}`}>
-      <span class="part-name">
-        <span class="part-begin" .textContent=${name.slice(0, half)}></span>
-        <span class="part-end"><bdi dir="ltr" .textContent=${name.slice(half)}></bdi></span>
-      </span>
+      <span class="part-name" .textContent=${part.name ?? t("hidden")}></span>
       <span class="idle" .textContent=${idle && stateSaying(node, idle, "badge")}></span>
       <span class="part-use" .textContent=${use}></span>
       <span class="processors" ?hidden=${!part.smPercent} .style=${`width: ${Math.min(100, part.smPercent ?? 0)}%`}></span>

@@ -9,10 +9,14 @@ export class Cluster {
   figures = {};
   known = false;
   #sorted = null;
+  #served = new Set();
 
   /** Takes an event; returns whether anything but the time changed. */
   take(event, data) {
-    for (const node of data.nodes ?? NONE) for (const gpu of node.gpus) shareNames(gpu);
+    for (const node of data.nodes ?? NONE) {
+      for (const gpu of node.gpus) shareNames(gpu);
+      this.#judge(node);
+    }
     if (event === "cluster") {
       this.nodes = new Map(data.nodes.map((node) => [node.name, node]));
       this.#sorted = null;
@@ -31,6 +35,13 @@ export class Cluster {
       else if (event === "cluster") this[key] = key === "figures" ? {} : [];
     }
     return true;
+  }
+
+  /** An agent that has not served since the page was opened is not lost: it is worth a look, and no problem. */
+  #judge(node) {
+    const away = stateOf(node, "agent-away");
+    if (!away) this.#served.add(node.name);
+    else if (!this.#served.has(node.name)) Object.assign(away, { tone: "warn", parameters: { new: 1 } });
   }
 
   /** The nodes by name, numbers in it counted as numbers. */
@@ -155,29 +166,29 @@ export const modelsOf = kept((node) => {
   return counted.get(key);
 });
 
-/**
- * What the pods of each namespace have of a node, as far as they are seen: {givenMiB, usedMiB, measuredGpus, gpus}. Of `gpus`
- * with pods of it, the use of all of them is known on `measuredGpus`. A node's other sums come from the server; these would
- * be longer than the pods that they are made of.
- */
+/** How much memory the pods of each namespace have of a node, in MiB, as far as they are seen. */
 export const namespacesOf = kept((node) => {
   const all = new Map();
   for (const gpu of gpusOf(node)) {
-    const used = new Map();
-    for (const part of partsOf(gpu)) {
-      const name = part.namespace ?? "";
-      const of = all.get(name) ?? { givenMiB: 0, usedMiB: 0, measuredGpus: 0, gpus: 0 };
-      of.givenMiB += (part.shares ?? 0) * (node.shareMiB ?? 0);
-      all.set(name, of);
-      used.set(name, (used.get(name) ?? 0) + (partUseKnown(node, part) ? part.usedMiB : NaN));
-    }
-    for (const [name, usedMiB] of used) {
-      const of = all.get(name);
-      of.gpus += 1;
-      if (Number.isNaN(usedMiB)) continue;
-      of.usedMiB += usedMiB;
-      of.measuredGpus += 1;
-    }
+    for (const { namespace = "", shares = 0 } of partsOf(gpu)) all.set(namespace, (all.get(namespace) ?? 0) + shares * (node.shareMiB ?? 0));
   }
   return all;
 });
+
+/**
+ * What some pods have of a node, those of which `matches` (part) is true. Of `gpus` with such pods, the use of all of them is
+ * known on `measuredGpus`. The sums of all pods come from the server.
+ */
+export function sumsOfParts(node, matches) {
+  const sums = { givenMiB: 0, usedMiB: 0, measuredGpus: 0, gpus: 0 };
+  for (const gpu of gpusOf(node)) {
+    const those = partsOf(gpu).filter(matches);
+    if (!those.length) continue;
+    sums.gpus += 1;
+    for (const part of those) sums.givenMiB += (part.shares ?? 0) * (node.shareMiB ?? 0);
+    if (!those.every((part) => partUseKnown(node, part))) continue;
+    sums.measuredGpus += 1;
+    for (const part of those) sums.usedMiB += part.usedMiB;
+  }
+  return sums;
+}

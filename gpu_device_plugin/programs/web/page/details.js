@@ -8,7 +8,7 @@ import { classes, html, made } from "./dom.js";
 import { oneStop } from "./keys.js";
 import { gpuPast, incidentList, namespacePast, podPast, remembered } from "./past.js";
 import { planSection } from "./plans.js";
-import { badgesOf, givenSaying, gpuSaying, migId, modelsSaying, partSaying, placeOf, enforcementSaying, stateSaying } from "./sayings.js";
+import { badgesOf, givenSaying, gpuSaying, heldSaying, migId, modelsSaying, partSaying, placeOf, enforcementSaying, stateSaying } from "./sayings.js";
 import { say, t } from "./words.js";
 
 /** A pod, as api/v1/pods tells it. `plans`: see `planSection`; `past` reads what agents remember. */
@@ -24,12 +24,45 @@ export function podDetails(pod, open, plans, past) {
       ["scheduler", pod.scheduler],
       ["uid", pod.uid],
     ]),
-    why.length > 0 && section("why", html`<pre class="lines">${why.map(say).join("\n")}</pre>`),
+    why.length > 0 && section("why", html`<div class="why">${whyBlocks(why, open)}</div>`),
     !pod.node && !pod.deleting && (pod.containers ?? []).some((each) => Object.keys(each.asks ?? {}).length) && planSection(plans),
     pod.node && remembered(() => past.pod(pod.node, pod.namespace, pod.name), podPast),
     section("containers", (pod.containers ?? []).map(container)),
     section("events", events(pod.events ?? [])),
   ];
+}
+
+/** Why a pod waits or where it is: sentences, and of each node that is explained its GPUs, a row with a bar for each. */
+function whyBlocks(messages, open) {
+  const blocks = [];
+  for (const message of messages) {
+    const { code, parameters } = message;
+    if (code === "of-node") blocks.push({ message, rows: [] });
+    else if (code === "gpu-row" && blocks.at(-1)?.rows) blocks.at(-1).rows.push(parameters);
+    else if (code !== "gpu-heading" && code !== "empty") blocks.push({ message });
+  }
+  return blocks.map(({ message, rows }) => {
+    if (!rows) return html`<p class=${message.code?.startsWith("room-") && "wait-room"}>${say(message).trim()}</p>`;
+    const { node, why } = message.parameters;
+    return html`<h4>${link(node, () => open.node(node))} <span>${say(why)}</span></h4>${rows.length > 0 && html`<ol class="why-gpus">${rows.map(whyRow)}</ol>`}`;
+  });
+}
+
+function whyRow({ gpu, model, free, verdict, held }) {
+  const [name, pods] = [`GPU ${say(gpu).trim()}`, held.parameters?.pods ?? []];
+  const { shares = 0 } = free.parameters;
+  const words = [t("why_row", { gpu: name, free: say(free), verdict: say(verdict) }), pods.length > 0 && t("why_held", { pods: say(held) })];
+  // Why it is out of service stands in a message within another.
+  const bad = JSON.stringify(verdict).includes('"gpu-unhealthy"');
+  return html`<li class=${classes("why-gpu", bad && "why-bad", ["would-be-chosen", "has-room"].includes(verdict.code) && "why-good")}>
+      <span>${name} <span class="quiet">${model}</span></span>
+      <span class=${classes("bar", bad && "bar-bad")} role="img" aria-label=${words.filter(Boolean).join(t("list_comma"))} data-tip=${words.filter(Boolean).join(t("list_comma"))}>
+        ${pods.map(({ parameters: { pod, shares: n } }) => html`<span class=${`why-part ${lookOf(pod.replace(/^\(hidden\).*/, "").split("/")[0])}`} .style=${`flex-grow: ${n}`}></span>`)}
+        <span class="bar-free" .style=${`flex-grow: ${Math.max(0, shares - pods.reduce((sum, { parameters }) => sum + parameters.shares, 0))}`}></span>
+      </span>
+      <span aria-hidden="true">${say(free)}</span>
+      <span class="why-verdict" aria-hidden="true">${say(verdict)}</span>
+    </li>`;
 }
 
 function container(each) {
@@ -67,8 +100,8 @@ function use(each) {
     used === null && t("used_unknown"),
     each.smPercent !== undefined && t("part_sm", { percent: percent(each.smPercent / 100) }),
     each.enforcement && enforcementSaying(each.enforcement),
-    each.held && !stateOf(each, "limit-not-held") && t(`held_${each.held}`),
-    each.foundMiB && t("found_limit", { amount: memory(each.foundMiB) }),
+    heldSaying(each),
+    each.foundMiB && !stateOf(each, "limit-not-held") && t("found_limit", { amount: memory(each.foundMiB) }),
     each.limitMiB !== undefined && t("part_limit", { amount: memory(each.limitMiB) }),
     ...(each.states ?? []).map((state) => stateSaying({}, state)),
     each.why,
@@ -149,7 +182,7 @@ function podLine(node, gpu, part, open) {
 
 /** The keys that do something on the page. */
 export function keyDetails() {
-  const keys = [["/", "search"], ["?", "help"], ["← → ↑ ↓", "arrows"], ["Enter", "enter"], ["Esc", "close"]];
+  const keys = [["/", "search"], ["c", "cards"], ["m", "map"], ["?", "help"], ["← → ↑ ↓", "arrows"], ["Enter", "enter"], ["Esc", "close"]];
   return html`<dl class="facts">${keys.map(([key, what]) => html`<dt><kbd>${key}</kbd></dt><dd>${t(`keys_${what}`)}</dd>`)}</dl>`;
 }
 

@@ -29,11 +29,18 @@ export function showFilters(form, asked, { namespaces, models, nodes }, { typing
   choices(form.elements.model, models, asked.model);
   show(form.querySelector("datalist"), nodes.slice(0, MOST_HINTS).map((name) => html`<option value=${name}></option>`));
   for (const name of ["node", "q"]) if (!typing && form.elements[name].value !== asked[name]) form.elements[name].value = asked[name];
-  form.querySelector("#clear").hidden = !(asked.ns || asked.node || asked.model || asked.q || asked.trouble);
+  // What does nothing now keeps its place, so that nothing moves when it does.
+  form.querySelector("#clear").disabled = !isFiltered(asked);
+  form.querySelector("#hour").disabled = !asked.ns;
   form.elements.trouble.checked = Boolean(asked.trouble);
   form.elements.sort.value = asked.sort;
-  form.querySelector("#by").hidden = asked.view !== "map";
+  form.querySelector("#by").disabled = asked.view !== "map";
   for (const name of ["view", "by"]) for (const radio of form.elements[name]) radio.checked = radio.value === asked[name];
+}
+
+/** Whether something is left out. */
+export function isFiltered({ ns, node, model, q, trouble }) {
+  return Boolean(ns || node || model || q || trouble);
 }
 
 function choices(select, names, current) {

@@ -4,7 +4,7 @@ import { gpusOf, modelsOf, partName, partsOf, problemsOf } from "./cluster.js";
 import { say } from "./words.js";
 
 /** Whether a node is among those asked for by name and model. An exact name means this node only. */
-export function hasPlace(filters, node, names) {
+function hasPlace(filters, node, names) {
   if (filters.node && (names.has(filters.node) ? node.name !== filters.node : !contains(node.name, filters.node))) return false;
   return !filters.model || modelsOf(node).has(filters.model);
 }
@@ -17,28 +17,31 @@ export function inOrder(sort, nodes) {
   return key ? [...nodes].sort((a, b) => key(a) - key(b)) : nodes;
 }
 
-/** Whether a problem is what is searched for. */
-export function problemMatches(filters, { node, part }) {
-  return !filters.q || nodeMatches(filters.q, node) || (part !== undefined && contains(partName(part) ?? "", filters.q));
+/**
+ * What the filters ask for of one node: `every`: of all its pods; else of those of which `part` (part) is true. `problem` (problem):
+ * whether it is about these.
+ */
+export function matcherOf({ ns, q }, node) {
+  const all = !q || nodeMatches(q, node);
+  const found = (part) => all || contains(partName(part) ?? "", q);
+  return {
+    every: all && !ns,
+    part: (part) => (!ns || part.namespace === ns) && found(part),
+    problem: ({ namespaces, part }) => (!ns || namespaces.has(ns)) && (part ? found(part) : all),
+  };
 }
 
 /** Whether a node is shown: it or a pod on it is what the filters ask for. */
 export function isShown(filters, node, names) {
-  if (!hasPlace(filters, node, names) || (filters.trouble && !problemsOf(node).length)) return false;
-  if (!filters.ns && !filters.q) return true;
-  if (!filters.ns && nodeMatches(filters.q, node)) return true;
-  return gpusOf(node).some((gpu) => partsOf(gpu).some((part) => partMatches(filters, part, node)));
+  if (!hasPlace(filters, node, names)) return false;
+  const { every, part, problem } = matcherOf(filters, node);
+  if (filters.trouble && !problemsOf(node).some(problem)) return false;
+  return every || gpusOf(node).some((gpu) => partsOf(gpu).some(part));
 }
 
-/** Whether a pod's part of a GPU is what the filters ask for; the others on the same bar are dimmed. */
-export function partMatches(filters, part, node) {
-  if (filters.ns && part.namespace !== filters.ns) return false;
-  return !filters.q || contains(partName(part) ?? "", filters.q) || nodeMatches(filters.q, node);
-}
-
-/** Whether a waiting pod is what the filters ask for. It has no node and no model yet. */
+/** Whether a pending pod is what the filters ask for. It has no node and no model yet. */
 export function waitMatches(filters, wait) {
-  if (filters.ns && wait.namespace !== filters.ns) return false;
+  if (filters.node || filters.model || (filters.ns && wait.namespace !== filters.ns)) return false;
   return !filters.q || [`${wait.namespace}/${wait.name}`, say(wait.asks), say(wait.why)].some((text) => contains(text ?? "", filters.q));
 }
 

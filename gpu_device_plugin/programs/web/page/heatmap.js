@@ -1,16 +1,47 @@
 /** Shows every GPU of many nodes as a cell. */
 
+import { percent } from "./amounts.js";
 import { gpusOf, gpuUseKnown, isWhole, partsOf, takesPods } from "./cluster.js";
 import { byHand, classes, html, made, setAttributes } from "./dom.js";
 import { cellSaying, closedSaying } from "./sayings.js";
+import { partOf } from "./trends.js";
 
-/** The tile of a node. `by`: what the height of a cell shows, "given" or "used". */
-export function tileOf(node, by) {
+const [NARROWEST, LOWEST, HIGHEST, ROOMY, GAP] = [84, 37, 190, 62, 10];
+// Tiles of this proportion are read best.
+const WIDE = 1.7;
+
+/** The size of tiles by which they fill the window. */
+export class TileFit {
+  /** Whether there is room for more than cells. */
+  roomy = false;
+  #key = "";
+
+  /** Chooses columns and height, anew for another number of tiles or another window. */
+  fit(map, tiles) {
+    const key = [tiles, innerWidth, innerHeight].join(" ");
+    if (key === this.#key || !tiles) return;
+    map.hidden = false;
+    this.#key = key;
+    const width = map.clientWidth - 28;
+    const height = Math.max(innerHeight / 2, innerHeight - map.offsetTop - 56);
+    const most = Math.max(1, Math.floor((width + GAP) / (NARROWEST + GAP)));
+    const columns = Math.min(most, Math.max(1, Math.round(Math.sqrt((tiles * width) / (height * WIDE)))));
+    const tile = Math.max(LOWEST, Math.min(HIGHEST, Math.floor(height / Math.ceil(tiles / columns)) - GAP));
+    map.style.setProperty("--columns", columns);
+    map.style.setProperty("--tile", `${tile}px`);
+    this.roomy = tile >= ROOMY;
+  }
+}
+
+/** The tile of a node. `by`: what the height of a cell shows, "given" or "used"; `trend`: its line over time, if there is room for it. */
+export function tileOf(node, by, trend = null) {
   const state = closedSaying(node);
-  const look = classes("tile", !takesPods(node) && "tile-closed", !node.ready && "tile-down");
+  const look = classes("tile", !takesPods(node) && "tile-closed", !node.ready && "tile-down", gpusOf(node).some((gpu) => gpu.reason) && "tile-bad");
+  const part = trend === null ? null : partOf(node, by);
   return html`<div class=${look} role="group" data-node=${node.name} aria-label=${state ? `${node.name} (${state})` : node.name}>
-      <span class="tile-name" aria-hidden="true">${node.name}</span>
+      <span class="tile-head" aria-hidden="true"><span class="tile-name">${node.name}</span>${part !== null && html`<span class="tile-sum">${percent(Math.round(100 * part) / 100)}</span>`}</span>
       <span class="cells" role="presentation" ${byHand((cells) => writeCells(cells, node, by))}></span>
+      ${trend !== null && html`<svg class="trend" viewBox="0 0 100 20" preserveAspectRatio="none" aria-hidden="true"><path d=${trend}></path></svg>`}
     </div>`;
 }
 

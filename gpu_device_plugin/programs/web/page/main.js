@@ -3,13 +3,13 @@
 import * as address from "./address.js";
 import { setClock } from "./amounts.js";
 import { cardOf, isFilled, openAt } from "./cards.js";
-import { Cluster, gpusOf, hasPart, namespacesOf, partsOf, problemsOf } from "./cluster.js";
+import { Cluster, gpusOf, hasPart, modelsOf, namespacesOf, partsOf, problemsOf } from "./cluster.js";
 import { gpuDetails, keyDetails, namespaceDetails, nodeDetails, podDetails } from "./details.js";
 import { html, reconciling, rewrite, show } from "./dom.js";
 import { SidePanel } from "./side_panel.js";
-import { listenToFilters, showFilters } from "./filterbar.js";
-import { hasPlace, inOrder, isShown, partMatches, problemMatches, waitMatches } from "./filters.js";
-import { tileOf } from "./heatmap.js";
+import { isFiltered, listenToFilters, showFilters } from "./filterbar.js";
+import { inOrder, isShown, matcherOf, waitMatches } from "./filters.js";
+import { TileFit, tileOf } from "./heatmap.js";
 import { moveOnBars, moveOnMap, moveStop, oneStop } from "./keys.js";
 import { showAlone, showProblems, showWaiting } from "./lists.js";
 import { Live, SILENCE_MS } from "./live.js";
@@ -20,9 +20,12 @@ import { Slices } from "./slices.js";
 import { Status } from "./status.js";
 import { showNamespaces, showSums, total, worstFirst } from "./summary.js";
 import { showTips } from "./tip.js";
+import { Trends } from "./trends.js";
 import { say, speak, spoken, t, translate } from "./words.js";
 
-// From so many nodes on the map is what one sees first, and cards get their bars when they come into sight.
+// From so many nodes on the map is what one sees first.
+const MAP_NODES = 12;
+// Of more, cards get their bars when they come into sight.
 const MANY_NODES = 60;
 const TYPING_MS = 150;
 const REFRESH_MS = 1_000;
@@ -41,6 +44,8 @@ let typing = 0;
 let refreshing = 0;
 // What a card or tile shows of its node: it is written again when its node or this is another.
 let look = "";
+const trends = new Trends();
+const tiles = new TileFit();
 const written = new WeakMap();
 
 const open = {
@@ -92,12 +97,15 @@ function* showAll() {
   if (!cluster.known) return;
   const nodes = cluster.sorted();
   yield;
+  const [namespaces, models] = [new Set(cluster.waiting.map((wait) => wait.namespace)), new Set()];
   for (const node of nodes) {
-    namespacesOf(node); // from now on they are known
+    for (const name of namespacesOf(node).keys()) if (name) namespaces.add(name);
+    for (const name of modelsOf(node).keys()) if (name) models.add(name);
     yield;
   }
+  const sampled = trends.take(nodes);
   const names = new Set(cluster.nodes.keys());
-  const view = asked.view || (nodes.length > MANY_NODES ? "map" : "cards");
+  const view = asked.view || (nodes.length >= MAP_NODES ? "map" : "cards");
   const by = asked.by || "given";
   const found = [];
   for (const node of nodes) {
@@ -105,16 +113,12 @@ function* showAll() {
     yield;
   }
   const shown = inOrder(asked.sort, found);
-  const all = total(nodes.filter((node) => hasPlace(asked, node, names)), asked.ns);
-  // Namespace, node and model say what the tiles count; a search finds things in the lists and leaves the tiles alone.
-  const waiting = cluster.waiting.filter((wait) => !asked.ns || wait.namespace === asked.ns);
-  const waits = waiting.filter((wait) => waitMatches(asked, wait));
-  const problems = worstFirst(all.problems.filter((problem) => problemMatches(asked, problem)));
-  const every = asked.node || asked.model ? total(nodes, "") : all;
-  const namespaces = [...new Set([...every.namespaces.keys(), ...cluster.waiting.map((wait) => wait.namespace)])].filter(Boolean).sort();
-  showFilters($("filters"), { ...asked, view, by }, { namespaces, models: [...every.models].sort(), nodes: nodes.map((node) => node.name) }, { typing: typing !== 0 });
+  const all = total(shown, asked);
+  const waits = cluster.waiting.filter((wait) => waitMatches(asked, wait));
+  const problems = worstFirst(all.problems);
+  showFilters($("filters"), { ...asked, view, by }, { namespaces: [...namespaces].sort(), models: [...models].sort(), nodes: nodes.map((node) => node.name) }, { typing: typing !== 0 });
   yield;
-  showSums($("sums"), all, waiting, showProblem);
+  showSums($("sums"), all, asked.node || asked.model ? null : waits, showProblem);
   troubles = all.problems.length;
   showTitle();
   showNamespaces($("keys"), all, asked.ns, (ns) => go({ ns: asked.ns === ns ? "" : ns }));
@@ -125,20 +129,26 @@ function* showAll() {
   $("attention").hidden = !problems.length;
   $("waiting").hidden = !waits.length;
   $("alone").hidden = !cluster.alone.length;
-  document.body.classList.toggle("has-side", problems.length > 0 || waits.length > 0 || cluster.alone.length > 0);
+  show($("calm"), [t("attention_none"), t("waiting_none")].join(t("list_comma")));
+  $("calm").hidden = problems.length > 0 || waits.length > 0 || cluster.alone.length > 0 || !nodes.length;
+  // The room at the side stays, so that nodes keep their places when a problem comes or goes.
+  document.body.classList.toggle("has-side", nodes.length > 0 || waits.length > 0 || cluster.alone.length > 0);
   document.body.classList.toggle("on-map", view === "map");
   showNotes();
-  look = [asked.ns, asked.q, spoken(), view, by].join("\n");
+  if (view === "map") tiles.fit($("map"), shown.length);
+  document.body.classList.toggle("on-roomy", tiles.roomy);
+  look = [asked.ns, asked.q, spoken(), view, by, tiles.roomy].join("\n");
   yield* showNodes(shown, view, by);
+  if (sampled && view === "map" && tiles.roomy) for (const tile of $("map").children) tile.querySelector(".trend path").setAttribute("d", trends.path(tile.dataset.node, by));
   filtered = shown.length < nodes.length ? shown : [];
   looking.changed();
-  const empty = shown.length ? "" : nodes.length ? t("none_shown") : cluster.alone.length ? "" : t("no_nodes");
+  const empty = shown.length ? "" : nodes.length ? t("none_shown") : cluster.alone.length ? "" : t(status.wasLive ? "no_nodes" : "reading");
   show($("empty"), empty);
   $("empty").hidden = !empty;
-  $("hour").hidden = !asked.ns;
-  const saying = shown.length === nodes.length ? t("shown", { n: nodes.length }) : t("shown_of", { n: shown.length, all: nodes.length });
+  const saying = isFiltered(asked) ? t("shown_of", { n: shown.length, all: nodes.length }) : t("shown", { n: nodes.length });
   show($("shown"), saying);
   // To a screen reader it is said as the answer to a person only.
+  document.body.classList.toggle("is-filtered", isFiltered(asked));
   if (askedNow) status.say(saying);
   askedNow = false;
 }
@@ -171,7 +181,7 @@ function* showNodes(shown, view, by) {
     oneStop(element, ".part");
     if (isNew) seen.observe(element);
   });
-  yield* reconciling(map, view === "map" ? shown : [], (node) => node.name, writing((node) => tileOf(node, by)));
+  yield* reconciling(map, view === "map" ? shown : [], (node) => node.name, writing((node) => tileOf(node, by, tiles.roomy ? trends.path(node.name, by) : null)));
   if (view === "map") oneStop(map, ".cell");
 }
 
@@ -196,7 +206,7 @@ function* fillAll() {
 }
 
 function matcher(node) {
-  return (part) => partMatches(asked, part, node);
+  return matcherOf(asked, node).part;
 }
 
 /** Whether a node is written as it is, wherever it is shown; from now on it is taken to. */
@@ -410,6 +420,7 @@ function listen() {
       $("f-q").focus();
       $("f-q").select();
     } else if (event.key === "?") showKeys();
+    else if (event.key === "c" || event.key === "m") go({ view: event.key === "c" ? "cards" : "map" });
   });
   $("cards").addEventListener("keydown", moveOnBars);
   $("side-panel").addEventListener("keydown", moveOnBars);
@@ -424,9 +435,10 @@ function listen() {
     if (node) openAt(target, node, open);
   });
   for (const event of ["scroll", "resize"]) addEventListener(event, () => looking.changed(), { passive: true });
+  addEventListener("resize", () => showing.ask(), { passive: true });
   showTips(document);
-  // The ages on the page; a cheap look at what changes with time alone.
-  setInterval(() => showing.ask(), 30_000);
+  // The ages on the page, and the lines of the map; a cheap look at what changes with time alone.
+  setInterval(() => showing.ask(), 10_000);
 }
 
 takeToken();

@@ -16,7 +16,7 @@ function podOf(part) {
 }
 
 // How a parameter of a state is shown, by its name; of others as it is.
-const SHOWN = { since: ageOf, until: (time) => age(-secondsSince(time)), held: (held) => t(`held_${held}`), limits: enforcementSaying };
+const SHOWN = { since: ageOf, until: (time) => age(-secondsSince(time)), limits: enforcementSaying };
 
 /**
  * A state in words. `place`: "badge", "note" and "problem" have words of their own for some states, also for those with a certain
@@ -28,18 +28,18 @@ export function stateSaying(node, state, place = "state", values = {}) {
   if (key === undefined) return text;
   const shown = Object.entries(parameters).map(([name, value]) => [name, name.endsWith("MiB") ? memory(value) : name === "shares" ? amount(node, value) : SHOWN[name]?.(value) ?? value]);
   const rest = code === "asked-to-return" && joined(parameters.until && t("part_until", { age: SHOWN.until(parameters.until) }), parameters.pod && t("part_needed", parameters));
-  return joined(t(key, { usedMiB: "–", amountMiB: "–", by: "?", since: "?", ...Object.fromEntries(shown), ...values }), rest);
+  return joined(t(key, { usedMiB: "–", amountMiB: "–", grantedMiB: "–", by: "?", since: "?", ...Object.fromEntries(shown), ...values }), rest);
 }
 
 /** A GPU in words. */
 export function gpuSaying(node, gpu) {
   const whole = isWhole(gpu);
   return joined(
+    gpu.states && joined(...gpu.states.filter(({ code }) => code === "unhealthy" || code === "cordoned").map((state) => stateSaying(node, state))),
     t("bar_given", { given: amount(node, gpu.usedShares ?? 0), total: amount(node, gpu.totalShares) }),
     whole && t(gpu.mig ? "bar_whole_mig" : "bar_whole"),
     gpuUseKnown(node, gpu) && t("bar_used", { used: memory(gpu.usedMiB) }),
-    t("bar_free", { free: amount(node, gpu.freeShares ?? 0) }),
-    gpu.states && joined(...gpu.states.filter(({ code }) => code === "unhealthy" || code === "cordoned").map((state) => stateSaying(node, state))),
+    !gpu.reason && t("bar_free", { free: amount(node, gpu.freeShares ?? 0) }),
     // A MIG instance is never given as a whole GPU, so that its shares in use keep nobody from that.
     gpu.usedShares > 0 && !whole && !gpu.mig && !gpu.reason && t("bar_fenced_whole"),
     whole && !gpu.resource && t("bar_fenced_shares"),
@@ -71,8 +71,13 @@ export function partSaying(node, gpu, part) {
     part.limitMiB !== undefined && t("part_limit", { amount: memory(part.limitMiB) }),
     part.states && joined(...part.states.map((state) => stateSaying(node, state))),
     part.enforcement && enforcementSaying(part.enforcement),
-    part.held && !part.whole && !stateOf(part, "limit-not-held") && t(`held_${part.held}`),
+    !part.whole && heldSaying(part),
   );
+}
+
+/** Whether the limit of a part holds, where no state says more of it. */
+export function heldSaying({ held }) {
+  return held && knows(`held_${held}`) && t(`held_${held}`);
 }
 
 export function enforcementSaying(enforcement) {
@@ -80,7 +85,7 @@ export function enforcementSaying(enforcement) {
 }
 
 export function cellSaying(node, gpu) {
-  return t("cell", { node: node.name, i: gpu.index, rest: joined(closedSaying(node), gpuSaying(node, gpu)) });
+  return t("cell", { node: node.name, gpu: placeOf(gpu), rest: joined(closedSaying(node), gpuSaying(node, gpu)) });
 }
 
 /** What the means of limiting is worth; "" for one that this page does not know. */

@@ -12,6 +12,7 @@ export class Status {
   #read = null;
   #heard = 0;
   #lost = null;
+  #wasLive = false;
 
   /** @param at {status, text, lost, lostText, said}: the elements */
   constructor(at) {
@@ -25,7 +26,13 @@ export class Status {
     this.#lost = null;
     this.#heard = Date.now();
     if (read) this.#read = read;
+    this.#wasLive ||= Boolean(read?.live);
     this.show();
+  }
+
+  /** Whether the cluster has been read as a whole: before that nothing can be lost, and nothing is missing. */
+  get wasLive() {
+    return this.#wasLive;
   }
 
   /** The connection ended. `why`: a sentence. `nextMs`: until the next try. */
@@ -33,7 +40,7 @@ export class Status {
     const first = !this.#lost;
     this.#lost = { why, next: Date.now() + nextMs };
     this.show();
-    if (first) this.say(`${t("lost")} ${why}`);
+    if (first) this.say(`${this.#isLost} ${why}`);
   }
 
   /** Tells a screen reader; the one place that does, and only for what has to be known at once. */
@@ -41,19 +48,25 @@ export class Status {
     show(this.#at.said, sentence);
   }
 
+  get #isLost() {
+    return t(this.#wasLive ? "lost" : "not_yet");
+  }
+
   show() {
     const { status, text, lost, lostText } = this.#at;
     lost.hidden = !this.#lost;
+    lost.classList.toggle("banner-bad", this.#wasLive);
     const known = this.#read !== null;
     const ageS = known ? (this.#read.ageS ?? 0) + (Date.now() - this.#heard) / 1000 : 0;
     if (this.#lost) {
       const next = Math.max(0, Math.ceil((this.#lost.next - Date.now()) / 1000));
       const why = this.#lost.why ? ` (${this.#lost.why})` : "";
-      show(lostText, [t("lost") + why, known && t("lost_shown", { age: age(ageS) }), t("lost_again", { n: next })].filter(Boolean).join(" "));
+      show(lostText, [this.#isLost + why, known && t("lost_shown", { age: age(ageS) }), t("lost_again", { n: next })].filter(Boolean).join(" "));
     }
     const behind = known && (!this.#read.live || ageS > STALE_S);
-    status.className = `status ${this.#lost || behind ? "status-bad" : known ? "status-live" : ""}`.trim();
-    if (!known) show(text, this.#lost ? t("lost") : t("connecting"));
+    status.className = `status ${this.#wasLive ? (this.#lost || behind ? "status-bad" : "status-live") : ""}`.trim();
+    if (!known) show(text, this.#lost ? t("not_yet") : t("connecting"));
+    else if (!this.#wasLive) show(text, [t("starting"), this.#read.why?.code !== "being-read" && say(this.#read.why ?? "")].filter(Boolean).join(": "));
     else if (this.#lost) show(text, t("data_age", { age: age(ageS) }));
     else if (behind) show(text, `${t("behind", { age: age(ageS) })}${this.#read.why ? `: ${say(this.#read.why)}` : ""}`);
     else show(text, `${t("live")} · ${t("data_age", { age: age(ageS) })}`);

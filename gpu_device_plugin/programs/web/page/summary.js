@@ -1,9 +1,11 @@
 /** Shows the sums of the cluster, and what asks for attention in it. */
 
 import { age, memory, percent, secondsSince } from "./amounts.js";
-import { gpusOf, modelsOf, namespacesOf, problemsOf } from "./cluster.js";
+import { gpusOf, gpuUseKnown, namespacesOf, problemsOf, sumsOfParts } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { classes, html, keyed, show } from "./dom.js";
+import { matcherOf } from "./filters.js";
+import { placeOf } from "./sayings.js";
 import { t } from "./words.js";
 
 const MOST_NAMESPACES = 14;
@@ -16,29 +18,32 @@ export function worstFirst(problems) {
 const ADDED = ["gpus", "freeGpus", "instances", "freeInstances", "totalMiB", "freeMiB"];
 
 /**
- * Adds up the sums of `nodes`, which the filters choose here; of given, used and problems those of one namespace, if `ns`
- * names one. What is used is known of `measuredGpus` of `usedGpus` GPUs.
+ * Adds up the sums of the nodes that the filters let through; what is given and used is that of the pods that they ask for.
+ * What is used is known of `measuredGpus` of `usedGpus` GPUs.
  */
-export function total(nodes, ns) {
+export function total(nodes, filters) {
   const all = {
     nodes: nodes.length, gpus: 0, freeGpus: 0, instances: 0, freeInstances: 0, totalMiB: 0, givenMiB: 0, usedMiB: 0, freeMiB: 0,
-    largestMiB: 0, largestAt: null, measuredGpus: 0, usedGpus: 0, problems: [], namespaces: new Map(), models: new Set(),
+    largestMiB: 0, largestAt: null, measuredGpus: 0, usedGpus: 0, problems: [], namespaces: new Map(),
   };
   for (const node of nodes) {
     const sums = node.sums ?? {};
+    const { every, part, problem } = matcherOf(filters, node);
     for (const key of ADDED) all[key] += sums[key] ?? 0;
-    const of = ns ? namespacesOf(node).get(ns) : { ...sums, gpus: gpusOf(node).length };
-    for (const key of of ? ["givenMiB", "usedMiB", "measuredGpus"] : []) all[key] += of[key] ?? 0;
-    all.usedGpus += of?.gpus ?? 0;
-    for (const problem of problemsOf(node)) if (!ns || problem.namespaces.has(ns)) all.problems.push(problem);
-    if (sums.largestMiB > all.largestMiB) [all.largestMiB, all.largestAt] = [sums.largestMiB, { node: node.name, i: sums.largestIndex }];
-    for (const [name, { givenMiB }] of namespacesOf(node)) all.namespaces.set(name, (all.namespaces.get(name) ?? 0) + givenMiB);
-    for (const model of modelsOf(node).keys()) if (model) all.models.add(model);
+    const of = every ? { ...sums, gpus: gpusOf(node).length } : sumsOfParts(node, part);
+    for (const key of ["givenMiB", "usedMiB", "measuredGpus"]) all[key] += of[key] ?? 0;
+    all.usedGpus += of.gpus;
+    all.problems.push(...problemsOf(node).filter(problem));
+    if (sums.largestMiB > all.largestMiB) [all.largestMiB, all.largestAt] = [sums.largestMiB, { node, gpu: gpusOf(node).find(({ index }) => index === sums.largestIndex) ?? { index: sums.largestIndex } }];
+    for (const [name, mib] of namespacesOf(node)) all.namespaces.set(name, (all.namespaces.get(name) ?? 0) + mib);
   }
   return all;
 }
 
-/** Writes the sums into the tiles of index.html. `chosen` (kind): a person wants to see the problems of this kind. */
+/**
+ * Writes the sums into the tiles of index.html. `waiting`: the pending pods, null where the filters ask for nodes. `chosen` (kind): a
+ * person wants to see the problems of this kind.
+ */
 export function showSums(root, all, waiting, chosen) {
   const write = (name, value, detail, { tone = "", mib = 0 } = {}) => {
     const tile = root.querySelector(`[data-sum=${name}]`);
@@ -55,11 +60,15 @@ export function showSums(root, all, waiting, chosen) {
   write("used", all.measuredGpus || (counted && !all.usedGpus) ? memory(all.usedMiB) : "–", all.measuredGpus || !all.usedGpus ? ofKnown : t("only_allocation"), { mib: Math.min(all.usedMiB, all.totalMiB) });
   write("free", counted ? memory(all.freeMiB) : "–", counted ? t("free_hint") : "", { mib: all.freeMiB });
   const at = all.largestAt;
-  write("largest", at ? memory(all.largestMiB) : "–", at ? t("largest_at", at) : counted ? t("largest_none") : "");
+  // What pods use beyond their limits, or without any, is missing to whoever gets this room.
+  const unused = at && gpuUseKnown(at.node, at.gpu) && at.gpu.memoryMiB ? Math.max(0, at.gpu.memoryMiB - at.gpu.usedMiB) : null;
+  const where = at && [t("largest_at", { node: at.node.name, gpu: placeOf(at.gpu) }), unused !== null && t("largest_physical", { memory: memory(unused) })];
+  write("largest", at ? memory(all.largestMiB) : "–", at ? where.filter(Boolean).join(t("list_comma")) : counted ? t("largest_none") : "", { tone: unused !== null && unused < all.largestMiB && "warn" });
   const instances = all.instances ? t("mig_free", { free: all.freeInstances, n: all.instances }) : "";
   write("whole", counted ? String(all.freeGpus) : "–", counted ? [t("whole_of", { n: all.gpus }), instances].filter(Boolean).join(t("list_comma")) : "");
-  const oldest = Math.max(0, ...waiting.map((wait) => secondsSince(wait.since)).filter((seconds) => !Number.isNaN(seconds)));
-  write("waiting", String(waiting.length), waiting.length ? t("waiting_oldest", { age: age(oldest) }) : t("waiting_none"), { tone: waiting.length && "warn" });
+  const oldest = Math.max(0, ...(waiting ?? []).map((wait) => secondsSince(wait.since)).filter((seconds) => !Number.isNaN(seconds)));
+  const waits = waiting === null ? t("waiting_unplaced") : waiting.length ? t("waiting_oldest", { age: age(oldest) }) : t("waiting_none");
+  write("waiting", waiting === null ? "–" : String(waiting.length), waits, { tone: waiting?.length && "warn" });
   const counts = [...Map.groupBy(worstFirst(all.problems), ({ kind }) => kind)].map(([kind, those]) => [kind, those.length]);
   write("attention", counted ? String(all.problems.length) : "–", counted && !counts.length ? t("attention_none") : "", { tone: counts.length && "bad" });
   show(root.querySelector(".sum-links"), keyed(counts, ([kind]) => kind,
