@@ -1096,8 +1096,8 @@ async def test_why_a_pod_is_pending_is_a_row_with_a_bar_for_each_gpu(browser: Br
         assert await tab.run("document.querySelector('#side-panel pre')") is None
         rows = "[...document.querySelectorAll('.why-gpu')].map((row) => [...row.children].filter((each) => each.innerText).map((each) => each.innerText))"
         assert await tab.run(rows) == [
-            ["GPU 0 Tesla T4", "7 GiB of 15 GiB", "too little free"],
-            ["GPU 1 Tesla T4", "none of 15 GiB", "unhealthy: XID 48"],
+            ["GPU 0 Tesla T4", "7 GiB of 15 GiB", "too little free, held by ml/web (8 GiB)"],
+            ["GPU 1 Tesla T4", "none of 15 GiB", "unhealthy: XID 48, held by ml/web (4 GiB)"],
         ]
         widths = await tab.run(
             "[...document.querySelectorAll('.why-gpu .bar')].map((bar) => bar.querySelector('.why-part').getBoundingClientRect().width / bar.getBoundingClientRect().width)"

@@ -51,17 +51,17 @@ function whyBlocks(messages, open) {
 function whyRow({ gpu, model, free, verdict, held }) {
   const [name, pods] = [`GPU ${say(gpu).trim()}`, held.parameters?.pods ?? []];
   const { shares = 0 } = free.parameters;
-  const words = [t("why_row", { gpu: name, free: say(free), verdict: say(verdict) }), pods.length > 0 && t("why_held", { pods: say(held) })];
+  const why = [say(verdict), pods.length > 0 && t("why_held", { pods: say(held) })].filter(Boolean).join(t("list_comma"));
   // Why it is out of service stands in a message within another.
   const bad = JSON.stringify(verdict).includes('"gpu-unhealthy"');
   return html`<li class=${classes("why-gpu", bad && "why-bad", ["would-be-chosen", "has-room"].includes(verdict.code) && "why-good")}>
       <span>${name} <span class="quiet">${model}</span></span>
-      <span class=${classes("bar", bad && "bar-bad")} role="img" aria-label=${words.filter(Boolean).join(t("list_comma"))} data-tip=${words.filter(Boolean).join(t("list_comma"))}>
+      <span class=${classes("bar", bad && "bar-bad")} role="img" aria-label=${t("why_row", { gpu: name, free: say(free), why })}>
         ${pods.map(({ parameters: { pod, shares: n } }) => html`<span class=${`why-part ${lookOf(pod.replace(/^\(hidden\).*/, "").split("/")[0])}`} .style=${`flex-grow: ${n}`}></span>`)}
         <span class="bar-free" .style=${`flex-grow: ${Math.max(0, shares - pods.reduce((sum, { parameters }) => sum + parameters.shares, 0))}`}></span>
       </span>
       <span aria-hidden="true">${say(free)}</span>
-      <span class="why-verdict" aria-hidden="true">${say(verdict)}</span>
+      <span class="why-verdict" aria-hidden="true">${why}</span>
     </li>`;
 }
 

@@ -6,7 +6,7 @@ import { byHand, classes, html, made, setAttributes } from "./dom.js";
 import { cellSaying, closedSaying } from "./sayings.js";
 import { partOf } from "./trends.js";
 
-const [NARROWEST, LOWEST, HIGHEST, ROOMY, GAP] = [84, 37, 190, 62, 10];
+const [NARROWEST, LOWEST, HIGHEST, ROOMY, GAP] = [84, 37, 190, 48, 10];
 // Tiles of this proportion are read best.
 const WIDE = 1.7;
 
