@@ -252,7 +252,8 @@ def _model(entry: str, word: str) -> str:
         if bare != word and (model := known_model(bare)):
             raise EntryError(f"{entry!r}: {model[0]} is not known with so much memory; write model={bare} and mem=")
         hint = nearest(word, MODELS, f"write gpus=8 mem=80, or one of {', '.join(MODELS)}")
-        raise EntryError(f"{entry!r}: {word[:40]!r} is no GPU that is known here; {hint}")
+        other = " For another GPU write gpus=8 mem=80" if hint.startswith("did") else ""
+        raise EntryError(f"{entry!r}: {word[:40]!r} is no GPU that is known here; {hint}{other}")
     return word
 
 

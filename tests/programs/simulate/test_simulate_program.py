@@ -407,6 +407,11 @@ def test_a_mistake_is_told_in_one_sentence_with_what_to_do(words: tuple[str, ...
     [
         (b"\x1f\x8b\x08\x00", "the file is packed with gzip; unpack it first"),
         (b"PK\x03\x04", "the file is packed with zip; unpack it first"),
+        (b'Warning: v1 is old\n{"kind": "List", "items": []}', "the JSON begins in line 2; remove the lines before it"),
+        (
+            b'{"kind": "List", "items": [{"kind": "Node", "metadata": {"name": "a"}}]}',
+            "(node a is left out: it has no GPUs)",
+        ),
         (b"name,cpu_milli\n", "neither JSON nor YAML; give manifests"),
         (b"", "the file is empty"),
         (b"\xff\xfe\x00", "neither JSON nor YAML"),
@@ -481,6 +486,14 @@ def test_notes_stand_beside_the_error_that_they_explain(tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
     file.write_text(json.dumps({"kind": "List", "items": [there]}), encoding="utf-8")
     assert "there is no node with GPUs (node a is left out: it is cordoned); give" in refusal("--nodes", str(file))
+
+
+def test_a_file_of_nodes_is_no_list_of_pods(tmp_path: Path) -> None:
+    found = node("a", mem=10, count=1)
+    found["metadata"]["uid"] = "a"
+    file = tmp_path / "nodes.json"
+    file.write_text(json.dumps({"kind": "List", "items": [found]}), encoding="utf-8")
+    assert "there is no pod to place beside 1 node; give some, as in" in refusal(*NODES, "--pods", str(file))
 
 
 def test_nodes_needed_need_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:
