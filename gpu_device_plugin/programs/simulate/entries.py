@@ -180,7 +180,7 @@ def _entries(text: str, known: tuple[str, ...]) -> Iterator[tuple[str, int, Mapp
     for entry in filter(None, map(str.strip, text.split(";"))):
         words: dict[str, str] = {}
         if entry.startswith("-"):
-            raise EntryError(f"{entry!r}: nothing is there fewer than 0 times; begin with a number, as in 3x")
+            raise EntryError(f"{entry!r}: a count cannot be negative; begin with a number, as in 3x")
         number, parts = _counted_parts(entry, of_nodes="gpus" in known)
         for name, value in _named(entry, parts, known):
             if name in words:

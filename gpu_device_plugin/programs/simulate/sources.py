@@ -155,7 +155,7 @@ def _read(path: str, otherwise: str) -> bytes:
         why = (error.strerror if isinstance(error, OSError) else None) or "not a path"
         raise EntryError(f"the file cannot be read: {why}; give a file, the word {CLUSTER}, or {otherwise}") from None
     if packed := next((name for magic, name in _PACKED.items() if content.startswith(magic)), None):
-        raise EntryError(f"the file is packed with {packed}; unpack it first")
+        raise EntryError(f"the file is compressed ({packed}); decompress it first")
     if len(content) > MOST_BYTES:
         raise EntryError(f"the file is larger than {MOST_BYTES >> 20} MiB; give a smaller one")
     if not content.strip():
