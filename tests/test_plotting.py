@@ -41,7 +41,8 @@ def test_a_disk_that_takes_nothing_is_told() -> None:
 def run(*words: str, matplotlib: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     """Run the program with a package of matplotlib's name that does this."""
     (tmp_path / "matplotlib.py").write_text(matplotlib, encoding="utf-8")
-    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from gpu_device_plugin.__main__ import main; sys.exit(main())"
+    path = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+    program = f"{path}from gpu_device_plugin.__main__ import main; sys.exit(main())"
     return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
 
 

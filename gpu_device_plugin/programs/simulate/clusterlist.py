@@ -70,7 +70,7 @@ def read_cluster(text: bytes, resources: Sequence[Resource], *, from_empty: bool
     others = Counter(kind for kind, _ in objects if kind not in _READ)
     if others:
         named = [f"{number:,} {kind or 'without a kind'}" for kind, number in sorted(others.items())]
-        reader.notes.append(f"left out, as no pods are read of them: {', '.join(named)[:200]}")
+        reader.notes.append(f"left out, as no pods are read from these kinds: {', '.join(named)[:200]}")
     return reader.found()
 
 
@@ -139,8 +139,8 @@ class _Reader:
         sliced = [name for name, node in known if node.slice_shares]
         if sliced:
             self.notes.append(
-                f"the GPUs of {'node' if len(sliced) == 1 else 'nodes'} {first(sliced)} are time-sliced: a pod counts "
-                "with the GPU's memory divided by its replicas, which NVIDIA does not enforce"
+                f"the GPUs of {'node' if len(sliced) == 1 else 'nodes'} {first(sliced)} are handed out several "
+                "times: a pod counts with the GPU's memory divided by its replicas, which time-slicing does not enforce"
             )
 
     def _ours(self, node: NodeRecord) -> bool:

@@ -180,7 +180,7 @@ def _entries(text: str, known: tuple[str, ...]) -> Iterator[tuple[str, int, Mapp
     for entry in filter(None, map(str.strip, text.split(";"))):
         words: dict[str, str] = {}
         if entry.startswith("-"):
-            raise EntryError(f"{entry!r}: nothing is there fewer than 0 times; begin with a number, as in 3x")
+            raise EntryError(f"{entry!r}: a count cannot be negative; begin with a number, as in 3x")
         number, parts = _counted_parts(entry, of_nodes="gpus" in known)
         for name, value in _named(entry, parts, known):
             if name in words:
@@ -252,7 +252,8 @@ def _model(entry: str, word: str) -> str:
         if bare != word and (model := known_model(bare)):
             raise EntryError(f"{entry!r}: {model[0]} is not known with so much memory; write model={bare} and mem=")
         hint = nearest(word, MODELS, f"write gpus=8 mem=80, or one of {', '.join(MODELS)}")
-        raise EntryError(f"{entry!r}: {word[:40]!r} is no GPU that is known here; {hint}")
+        other = " For another GPU write gpus=8 mem=80" if hint.startswith("did") else ""
+        raise EntryError(f"{entry!r}: {word[:40]!r} is no GPU that is known here; {hint}{other}")
     return word
 
 

@@ -67,7 +67,7 @@ def courses(plan: Plan, inputs: Inputs, outcomes: Mapping[str, Sequence[Simulati
 
 def _course(plan: Plan, inputs: Inputs, outcome: SimulationOutcome, strandings: _Strandings) -> Course:
     _, stays = pods_and_stays(plan, inputs, 0)
-    pods, capacity = outcome.pods, capacity_of(inputs.nodes)
+    pods, capacity = outcome.pods, capacity_of(inputs.nodes) or 1.0
     demand = demand_of(inputs.workload, inputs.nodes)
     asked = [0.0, *accumulate(demand[pod] for pod in pods)]
     shapes = [node.shape for node in outcome.nodes]
@@ -193,7 +193,8 @@ def _draw_lines(axes: Axes, found: Sequence[Course], *, leaving: bool) -> None:
         axes.set_xlabel("pods that have arrived; many of them have left again")
     axes.set_ylabel("% of GPU memory free at the start")
     axes.set_xlim(0, last or 1)
-    axes.set_ylim(0, 103)
+    highest = max(max(*course.allocated, *course.stranded) for course in found)
+    axes.set_ylim(0, min(103, max(1.0, 1.3 * highest)))
     axes.set_title("Stranded: free memory that no set of the listed pods can use")
     axes.legend(loc="upper left", fontsize=9, ncols=1)
 

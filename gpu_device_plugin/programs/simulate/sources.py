@@ -83,7 +83,8 @@ def inputs_of(
     found, workload = there.nodes, coming.workload
     notes = tuple(dict.fromkeys((*there.notes, *coming.notes)))
     named = shortened(pods or nodes, _LONGEST)
-    because = f" ({first(notes, _MOST_TOLD, separator='; ')})" if notes else ""
+    left_out = [note for note in notes if "left out" in note]
+    because = f" ({first(left_out, _MOST_TOLD, separator='; ')})" if left_out else ""
     if not any(node.shape.sizes for node in found):
         none = f"none of {len(found):,} nodes has a GPU that is shared" if found else "there is no node with GPUs"
         raise UsageError(
@@ -93,8 +94,9 @@ def inputs_of(
     if len(found) > _MOST_NODES:
         raise UsageError(f"--nodes: {len(found):,} nodes are more than {_MOST_NODES:,}; give fewer")
     if not workload.pods:
+        beside = f" beside {counted(len(coming.nodes), 'node')}" if pods and coming.nodes else ""
         raise UsageError(
-            f"--pods: {named}: there is no pod to place{because}; give some, as in --pods "
+            f"--pods: {named}: there is no pod to place{beside}{because}; give some, as in --pods "
             f"{_POD_EXAMPLE!r}" + ("" if from_empty or pods else ", or take the running ones with --from-empty")
         )
     if len(workload.pods) > MOST_ARRIVALS:
@@ -153,7 +155,7 @@ def _read(path: str, otherwise: str) -> bytes:
         why = (error.strerror if isinstance(error, OSError) else None) or "not a path"
         raise EntryError(f"the file cannot be read: {why}; give a file, the word {CLUSTER}, or {otherwise}") from None
     if packed := next((name for magic, name in _PACKED.items() if content.startswith(magic)), None):
-        raise EntryError(f"the file is packed with {packed}; unpack it first")
+        raise EntryError(f"the file is compressed ({packed}); decompress it first")
     if len(content) > MOST_BYTES:
         raise EntryError(f"the file is larger than {MOST_BYTES >> 20} MiB; give a smaller one")
     if not content.strip():
@@ -161,6 +163,9 @@ def _read(path: str, otherwise: str) -> bytes:
     content = _in_utf8(content)
     if _is_json(content):
         return content
+    if (at := content.find(b"\n{", 0, _FIRST)) >= 0 and _is_json(content[at:]) and b":" in content[:at]:
+        line = content.count(b"\n", 0, at) + 2
+        raise EntryError(f"the JSON begins in line {line}; remove the lines before it, such as a warning of kubectl's")
     if not _YAML.search(content[:_FIRST]) and not path.endswith((".yaml", ".yml")):
         raise EntryError(f"the file is neither JSON nor YAML; {_FORMATS}")
     found = _json_of(content)

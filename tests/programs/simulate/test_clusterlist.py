@@ -189,7 +189,7 @@ def test_objects_without_pods_are_named_and_broken_ones_too() -> None:
     assert notes == (
         "Job odd is left out: not a Job: it has no template with a spec",
         "shop/Deployment less is left out: not a Deployment: it asks for -1 pods",
-        "left out, as no pods are read of them: 1 Service",
+        "left out, as no pods are read from these kinds: 1 Service",
     )
 
 
@@ -262,10 +262,10 @@ def test_a_replica_is_no_whole_gpu() -> None:
     runs = wanting_gpus("runs", 1, node="a", phase="Running")
     found = listed(sliced, runs, wanting_gpus("waits", 2), from_empty=True)
     assert coming(found) == (("default/runs and 2 more", PodKind(3, 1)),) * 3
-    assert [note for note in found.notes if "time-sliced" in note] == [
+    assert [note for note in found.notes if "several times" in note] == [
         (
-            "the GPUs of node a are time-sliced: a pod counts with the GPU's memory divided by its replicas, which "
-            "NVIDIA does not enforce"
+            "the GPUs of node a are handed out several times: a pod counts with the GPU's memory divided by its "
+            "replicas, which time-slicing does not enforce"
         )
     ]
     beside = listed(sliced, of_nvidia("b", **T4), runs, wanting_gpus("waits", 2), from_empty=True)

@@ -26,7 +26,7 @@ from gpu_device_plugin.programs.simulate.plot import (
     show_needed,
 )
 from gpu_device_plugin.programs.simulate.simulate_program import main
-from tests.builders import node
+from tests.builders import container, node, pod
 
 
 def of(
@@ -44,6 +44,15 @@ def test_a_course_says_what_is_allocated_and_stranded_after_each_pod() -> None:
     assert course.allocated == pytest.approx((0, 30, 60, 60))
     assert course.stranded == pytest.approx((0, 20, 40, 40))
     assert course.nodes == (("'gpus=2 mem=10'-1", (GpuState(0.6, 0.4),) * 2),)
+
+
+def test_where_nothing_is_free_nothing_is_allocated(tmp_path: Path) -> None:
+    full = node("a", mem=10, count=1)
+    full["metadata"]["uid"] = "a"
+    placed = {"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_ASSIGNED": "true"}
+    holder = pod("r", container(mem=10), uid="r", node="a", phase="Running", annotations=placed)
+    (tmp_path / "cluster.json").write_text(json.dumps({"kind": "List", "items": [full, holder]}), encoding="utf-8")
+    assert "GPUs at the end: fit" in texts_of(tmp_path, "--nodes", str(tmp_path / "cluster.json"), "--pods", "mem=4")
 
 
 def test_whole_gpus_are_allocated_whole() -> None:
@@ -138,6 +147,15 @@ def test_lines_are_told_apart_without_colours() -> None:
     assert len(set(looks)) == 6
     hatched = [patch.get_hatch() for patch in figure.axes[1].patches if patch.get_label() == "stranded"]
     assert hatched == ["xxxx"]
+
+
+def test_a_small_part_of_a_large_cluster_is_seen() -> None:
+    figure = Figure()
+    show_courses(figure, of("50x gpus=8 mem=10", "4x mem=5"))
+    assert figure.axes[0].get_ylim() == (0, 1.0)
+    figure = Figure()
+    show_courses(figure, of("gpus=8 mem=10", "9x mem=10"))
+    assert figure.axes[0].get_ylim() == (0, 103)
 
 
 def test_of_many_nodes_the_first_are_drawn_and_the_rest_is_told() -> None:

@@ -368,7 +368,7 @@ def test_a_pod_that_fits_on_no_empty_node_is_pointed_out(capsys: pytest.CaptureF
         (NODES, "--pods is missing: nodes in words have no pods; give some, as --pods '40x mem=8"),
         (("--nodes", "H100"), "--pods is missing: nodes in words have no pods"),
         (("--nodes", "RTX 4090"), "--pods is missing: nodes in words have no pods"),
-        (("--nodes", "-2x T4", *PODS), "--nodes: -2x T4: '-2x T4': nothing is there fewer than 0 times; begin with"),
+        (("--nodes", "-2x T4", *PODS), "--nodes: -2x T4: '-2x T4': a count cannot be negative; begin with"),
         ((*NODES, "--pods", "mem=-4"), "mem is '-4'; write a whole number of at most 1,048,576, as in mem=8"),
         ((*NODES, *PODS, "--seeds", "-1"), "--seeds: '-1' is not a whole number from 1 to 100"),
         (("--nodes", "A100-60GB", *PODS), "NVIDIA A100-SXM4-80GB is not known with so much memory; write model=A100"),
@@ -405,8 +405,13 @@ def test_a_mistake_is_told_in_one_sentence_with_what_to_do(words: tuple[str, ...
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"\x1f\x8b\x08\x00", "the file is packed with gzip; unpack it first"),
-        (b"PK\x03\x04", "the file is packed with zip; unpack it first"),
+        (b"\x1f\x8b\x08\x00", "the file is compressed (gzip); decompress it first"),
+        (b"PK\x03\x04", "the file is compressed (zip); decompress it first"),
+        (b'Warning: v1 is old\n{"kind": "List", "items": []}', "the JSON begins in line 2; remove the lines before it"),
+        (
+            b'{"kind": "List", "items": [{"kind": "Node", "metadata": {"name": "a"}}]}',
+            "(node a is left out: it has no GPUs)",
+        ),
         (b"name,cpu_milli\n", "neither JSON nor YAML; give manifests"),
         (b"", "the file is empty"),
         (b"\xff\xfe\x00", "neither JSON nor YAML"),
@@ -416,7 +421,7 @@ def test_a_mistake_is_told_in_one_sentence_with_what_to_do(words: tuple[str, ...
         (b'{"kind": "List", "items": [{"kind": "Po', "line 1: this is not valid JSON: it ends too early"),
         (b'{"kind": "List", "items": []}', "there is no pod to place"),
         (b"[]", "there is no pod to place"),
-        (b"[3]", "there is no pod to place (left out, as no pods are read of them: 1 without a kind)"),
+        (b"[3]", "there is no pod to place (left out, as no pods are read from these kinds: 1 without a kind)"),
         (b"apiVersion: v1\nitems: []\nkind: List\n", "there is no pod to place; give some"),
         (b'{"kind": "List", "items": 3}', "not a list as kubectl prints it"),
         (b"kind: Deployment\nspec: [\n", "line 3: this is not valid YAML: "),
@@ -481,6 +486,14 @@ def test_notes_stand_beside_the_error_that_they_explain(tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
     file.write_text(json.dumps({"kind": "List", "items": [there]}), encoding="utf-8")
     assert "there is no node with GPUs (node a is left out: it is cordoned); give" in refusal("--nodes", str(file))
+
+
+def test_a_file_of_nodes_is_no_list_of_pods(tmp_path: Path) -> None:
+    found = node("a", mem=10, count=1)
+    found["metadata"]["uid"] = "a"
+    file = tmp_path / "nodes.json"
+    file.write_text(json.dumps({"kind": "List", "items": [found]}), encoding="utf-8")
+    assert "there is no pod to place beside 1 node; give some, as in" in refusal(*NODES, "--pods", str(file))
 
 
 def test_nodes_needed_need_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:
