@@ -221,7 +221,7 @@ async def test_a_pod_on_an_instance_that_exists_no_more_is_named(caplog: pytest.
         notes = {event["regarding"]["kind"]: event["note"] for event in there.events("MigInstanceGone")}
         assert f"({uuid}), a MIG instance that exists no more" in notes["Pod"]
         assert notes["Node"].startswith("default/old: container main was given GPU ")
-        assert any("default/old: container main was given" in message for message in caplog.messages)
+        assert any("default/old: container main was allocated" in message for message in caplog.messages)
         assert not there.events("GPUUnhealthy"), "a destroyed instance is no failure"
         await there.node.until(
             lambda: [gpu["uuid"] for gpu in there.said_of_node().get("instances", ())].count(uuid) == 1

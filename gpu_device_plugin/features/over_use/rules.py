@@ -178,7 +178,7 @@ def outlook(excess: Excess, response: Response) -> str:
     if excess.pod is not None and excess.pod.deleting:
         return "the pod is ending"
     if response is Response.EVICT:
-        return "the pod is evicted; one pod per GPU at a time"
+        return "the pod is evicted, one pod per GPU at a time"
     return "the pod is evicted as soon as the GPU has too little free memory for what others were granted"
 
 

@@ -85,7 +85,7 @@ def test_what_the_extender_refuses_is_told_with_its_reason(world: World, capsys:
     code, lines = told(world, capsys, "web", "9")
     assert code == 1
     assert lines[0] == (
-        "default/web: Container 'main' is guaranteed 4 GiB; it is to have 9 GiB: the scheduler extender says: GPU 0 "
+        "default/web: Container 'main' is guaranteed 4 GiB and requests 9 GiB: the scheduler extender says: GPU 0 "
         "has 3 GiB free."
     )
     assert not any("kubectl label" in line for line in lines), "the namespace allows it"

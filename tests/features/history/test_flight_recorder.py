@@ -139,7 +139,7 @@ async def test_the_event_of_an_xid_names_a_record_with_what_led_to_it_that_outli
         await there.node.until(seen)
         decisions = its.recorder.decisions
         await there.node.until(
-            lambda: any("container main of default/web was given" in each.text for each in decisions)
+            lambda: any("container main of default/web was allocated" in each.text for each in decisions)
         )
         there.node.hardware(BUSY, T4, events=[{"at": "1ms", "gpu": 0, "xid": 31}])
         ((about, name),) = await told(there, "GPUError")
@@ -154,7 +154,7 @@ async def test_the_event_of_an_xid_names_a_record_with_what_led_to_it_that_outli
         (part,) = found.use.parts
         assert (part.pod, part.granted_mib, part.used_mib, [*found.use.gpus]) == ("web", 4096, 3072, [0])
         texts = [decision.text for decision in found.decisions]
-        assert any(text.startswith("container main of default/web was given 4 GiB of GPU-") for text in texts)
+        assert any(text.startswith("container main of default/web was allocated 4 GiB of GPU-") for text in texts)
 
         listed = await its.listed()
         assert listed == IncidentList((found.summary,))

@@ -113,7 +113,7 @@ def test_a_pod_that_is_gone_is_forgotten() -> None:
 
 
 def test_idleness_needs_readings_of_use() -> None:
-    with pytest.raises(SettingsError, match="usage_interval=0s forbids"):
+    with pytest.raises(SettingsError, match="usage_interval=0s leaves unread"):
         settings(idle_after="60s", usage_interval="0s")
 
 

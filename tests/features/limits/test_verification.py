@@ -155,7 +155,7 @@ async def test_a_limit_is_held_differs_or_is_missing(tmp_path: Path) -> None:
             (OTHER, "GPULimitNotHeld", "Verify"),
             (third, "GPULimitNotHeld", "Verify"),
         ]
-        assert there.events[0][2].startswith("The memory limit of container main does not hold: on GPU 0 the driver")
+        assert there.events[0][2].startswith("The memory limit of container main does not hold: on GPU 0 driver limit")
         assert "driver limit 8192 MiB, granted 4096 MiB" in there.events[0][2]
 
 

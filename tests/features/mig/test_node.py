@@ -28,7 +28,7 @@ def test_containers_with_instances_that_exist_no_more_are_found() -> None:
         ("uid-c", "main"),
     ]
     assert former.pod is None
-    assert former.sentence.startswith("container main was given MIG-former, a MIG instance that exists no more")
+    assert former.sentence.startswith("container main was allocated MIG-former, a MIG instance that no longer exists")
     assert stranded(held[:1], there, shares, {}) == ()
 
 

@@ -312,7 +312,7 @@ async def test_settings_that_change_take_effect_with_the_next_reading() -> None:
         await its.it.node.until(its.going)
         await its.it.node.until(lambda: len(its.told("GPUMemoryExceeded")) == 2)
         outlooks = {note.rpartition("; ")[2] for _, note in its.told("GPUMemoryExceeded")}
-        assert outlooks == {"this is only reported (setting over_use)", "the pod is evicted; one pod per GPU at a time"}
+        assert outlooks == {"this is only reported (setting over_use)", "the pod is evicted, one pod per GPU at a time"}
 
 
 async def test_without_the_api_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:

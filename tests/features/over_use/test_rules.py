@@ -326,7 +326,7 @@ def test_a_name_cannot_control_a_terminal() -> None:
     [
         (EXCESS.pod, Response.REPORT, "this is only reported (setting over_use)"),
         (EXCESS.pod, Response.SUSPENDED, "no pod is evicted while another plugin hands out GPUs of this node"),
-        (EXCESS.pod, Response.EVICT, "the pod is evicted; one pod per GPU at a time"),
+        (EXCESS.pod, Response.EVICT, "the pod is evicted, one pod per GPU at a time"),
         (
             EXCESS.pod,
             Response.EVICT_WHEN_SHORT,

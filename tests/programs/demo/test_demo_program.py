@@ -139,7 +139,7 @@ async def test_gpus_described_in_a_file_can_be_broken_and_parts_that_fill_one_le
     """Where a GPU is full, nobody can take more without taking a neighbour's part."""
     gpus = described(tmp_path, "gpus: [{product: Some Card, memory: 7GiB, count: 2}]\n")
     printed = await played(gpus, *OVER_USE, FAILS)
-    for text in ("Some Card", "The driver reports XID 48 for ", "ok  web-7 ends; no other service does.\n"):
+    for text in ("Some Card", "The driver reports XID 48 on ", "ok  web-7 ends; no other service does.\n"):
         assert text in printed
     assert printed.count("Skipped: ") == 1
 
