@@ -159,8 +159,10 @@ def test_rules_have_names_of_their_own_and_alerts_say_what_is_wrong_how_bad_it_i
 
 
 def test_every_alert_and_recorded_series_stands_in_the_documentation() -> None:
-    rows = dict(re.findall(r"^\| `(GpuShare\w+)` \| (critical|warning|info) \|", PAGE, re.MULTILINE))
-    assert rows == {rule["alert"]: rule["labels"]["severity"] for rule in ALERTS}
+    lists = re.findall(r"^\*\*(critical|warning|info)\*\*\n\n((?:[* ] .*\n)+)", PAGE, re.MULTILINE)
+    alerts = {severity: re.findall(r"^\* `(GpuShare\w+)`", items, re.MULTILINE) for severity, items in lists}
+    named = [(name, severity) for severity, names in alerts.items() for name in names]
+    assert sorted(named) == sorted((rule["alert"], rule["labels"]["severity"]) for rule in ALERTS)
     assert set(re.findall(r"`([a-z]+:gpushare_[\w:]+)`", PAGE)) == {rule["record"] for rule in RECORDS}
 
 

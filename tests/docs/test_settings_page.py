@@ -1,6 +1,7 @@
 """The page of settings is what the settings say of themselves; `python tests/docs/test_settings_page.py` writes it."""
 
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,26 +25,28 @@ SECTIONS = {
 }
 SEVERAL = "## Settings of several programs\n\n`--help` shows which of these a program has."
 PROSE = PAGE.read_text(encoding="utf-8").partition(next(iter(SECTIONS)))[0]
-"""What people write; the tables below it come from the settings."""
+"""What people write; the lists below it come from the settings."""
 
 
-def row(each: Knob) -> str:
+def item(each: Knob) -> str:
     default = f"={each.default}" if each.default else ""
-    return f"| `{each.flag}{default}`{'*' if each.live else ''} | {each.help} |"
+    live = r"\*" if each.live else ""
+    text = f"* `{each.flag}{default}`{live}: {each.help}"
+    return textwrap.fill(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
-def table(rows: Iterable[str]) -> str:
-    """Return settings as a Markdown table, for the documentation."""
-    return "\n".join(("| Flag and default | Meaning |", "|---|---|", *rows)) + "\n"
+def listed(items: Iterable[str]) -> str:
+    """Return settings as a Markdown list, for the documentation."""
+    return "\n".join(items) + "\n"
 
 
 def page() -> str:
     """Return the page: settings that several programs have alike stand once, at the end."""
-    rows = {heading: [row(each) for each in knobs_of(settings)] for heading, settings in SECTIONS.items()}
-    count = Counter(each for own in rows.values() for each in own)
-    tables = {heading: table(each for each in own if count[each] == 1) for heading, own in rows.items()}
-    tables[SEVERAL] = table(each for each in count if count[each] > 1)
-    return PROSE + "\n".join(f"{heading}\n\n{text}" for heading, text in tables.items())
+    items = {heading: [item(each) for each in knobs_of(settings)] for heading, settings in SECTIONS.items()}
+    count = Counter(each for own in items.values() for each in own)
+    lists = {heading: listed(each for each in own if count[each] == 1) for heading, own in items.items()}
+    lists[SEVERAL] = listed(each for each in count if count[each] > 1)
+    return PROSE + "\n".join(f"{heading}\n\n{text}" for heading, text in lists.items())
 
 
 def test_variables_are_made_of_flags_as_the_page_says() -> None:
@@ -57,9 +60,11 @@ def test_the_page_of_settings_is_current() -> None:
 
 
 @pytest.mark.parametrize("settings", SECTIONS.values())
-def test_no_cell_of_the_table_breaks_it(settings: type) -> None:
-    """A bar within a cell would begin another one."""
-    assert {row(each).count("|") for each in knobs_of(settings)} == {3}
+def test_no_text_of_a_setting_breaks_the_list(settings: type) -> None:
+    """Two asterisks after the bullet would be emphasis, and a line that begins like an item would be one."""
+    for each in knobs_of(settings):
+        assert item(each).replace(r"\*", "").count("*") <= 2
+        assert not re.search(r"^  ([*+-]|\d+[.)]) ", item(each), re.MULTILINE)
 
 
 def test_what_cannot_stand_in_a_profile_is_named() -> None:

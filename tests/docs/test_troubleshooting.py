@@ -62,12 +62,12 @@ def test_every_event_is_explained() -> None:
     written = {
         name for text in SOURCES for name in re.findall(r'event\("(\w+)"|reason = "(\w+)" if .* else "(\w+)"', text)
     }
-    tables = re.findall(
-        r"^\| Event on a (?:node|pod) \|.*\n((?:\|.*\n)+)", text_of(DOCS / "operations.md"), re.MULTILINE
+    lists = re.findall(
+        r"^\*\*Events on a (?:node|pod)\*\*\n\n((?:[* ] .*\n)+)", text_of(DOCS / "operations.md"), re.MULTILINE
     )
-    events = [line.split(" | ")[0] for table in tables for line in table.splitlines()[1:]]
+    events = [item.partition(": ")[0] for items in lists for item in items.split("\n* ")]
     explained = {name for event in events for name in re.findall(r"`([A-Z]\w+)`", event)}
-    assert len(tables) == 2
+    assert len(lists) == 2
     assert {name for names in written for name in names if name} <= explained
     package = "".join(SOURCES)
     assert [name for name in sorted(explained) if f'"{name}"' not in package] == []
