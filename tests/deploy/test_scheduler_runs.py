@@ -29,12 +29,12 @@ from tests.deploy.test_scheduler_manifest import (
     CONFIG,
     LOOPBACK,
     SECOND,
-    blocks,
     config_map,
     configuration,
     settings,
 )
 from tests.deploy.test_scheduler_manifest import container as container_of
+from tests.docs.pages import DOCS, blocks, text_of
 from tests.kubeconfig import kubeconfig
 from tests.patience import REAL_S, eventually, stretched
 from tests.ports import free_ports
@@ -50,9 +50,13 @@ PRIORITY = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
 # --- What the page tells to do ---------------------------------------------------------------------------------------
 
 
+def _shown(language: str) -> list[str]:
+    return [block.text for block in blocks(text_of(DOCS / "scheduler.md"), language)]
+
+
 def make_certificates(directory: Path) -> None:
     """Do what the page says, without the cluster."""
-    (commands,) = (block for block in blocks("sh") if "openssl" in block)
+    (commands,) = (text for text in _shown("sh") if "openssl" in text)
     if shutil.which("openssl") is None:
         pytest.skip("openssl makes the certificates")
     script = re.sub(r"^kubectl (.*\\\n)*.*$", "", commands, flags=re.MULTILINE)
@@ -66,7 +70,7 @@ def make_certificates(directory: Path) -> None:
 
 def over_tls(directory: Path) -> Json:
     """The configuration with which a scheduler calls the extender behind its Service, as the page tells it."""
-    (fragment,) = (yaml.safe_load(block) for block in blocks("yaml") if "tlsConfig" in block)
+    (fragment,) = (yaml.safe_load(text) for text in _shown("yaml") if "tlsConfig" in text)
     config: Json = documents(CONFIG)[0]
     ((extender,), (changed,)) = (config["extenders"], fragment["extenders"])
     extender |= changed
