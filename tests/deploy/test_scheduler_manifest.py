@@ -15,7 +15,7 @@ from tests.configmap import FOLDER, texts_of
 from tests.deploy import manifests
 from tests.deploy.calls import AGENT, Right, rights_granted, rights_needed
 from tests.deploy.manifests import DEPLOY, Json, documents
-from tests.docs.pages import blocks, text_of
+from tests.docs import pages
 
 SECOND = DEPLOY / "scheduler.yaml"
 LOOPBACK = DEPLOY / "optional" / "extender-loopback.yaml"
@@ -67,6 +67,10 @@ def configuration() -> Json:
     """What the kube-scheduler of deploy/scheduler.yaml is told."""
     found: Json = yaml.safe_load(config_map(SECOND, "gpushare-scheduler")["data"]["config.yaml"])
     return found
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^ *```{language}\n(.*?)^ *```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
 # --- The extender ----------------------------------------------------------------------------------------------------
@@ -234,7 +238,7 @@ def test_the_lease_is_given_away_when_the_extender_has_bound_what_it_had_begun()
 
 def test_the_pod_that_the_page_links_to_goes_to_the_second_scheduler() -> None:
     assert "(pods.md#ask-for-memory)" in PAGE.read_text(encoding="utf-8")
-    shown = yaml.safe_load(blocks(text_of(PAGE.with_name("pods.md")), "yaml")[0].text)
+    shown = yaml.safe_load(pages.blocks(pages.text_of(PAGE.with_name("pods.md")), "yaml")[0].text)
     assert shown["kind"] == "Pod"
     assert shown["spec"]["schedulerName"] == configuration()["profiles"][0]["schedulerName"]
     (asked,) = shown["spec"]["containers"]
