@@ -14,10 +14,10 @@ from gpu_device_plugin.commandline import OK, say, width
 from gpu_device_plugin.features.claims.report import claims_waiting, rows_claimed
 from gpu_device_plugin.features.report_features import ReportParts
 from gpu_device_plugin.features.use.report import at_a_glance
-from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, InvalidError
+from gpu_device_plugin.kubernetes.client.errors import ApiError, ForbiddenError, InvalidError, NotFoundError
 from gpu_device_plugin.kubernetes.kubectl import Access, ClusterUnreadableError
 from gpu_device_plugin.kubernetes.objects.api_objects import escaped, readable
-from gpu_device_plugin.kubernetes.objects.decoding import NODES, NOT_ENDED, PODS, PodReader
+from gpu_device_plugin.kubernetes.objects.decoding import NAMESPACES, NODES, NOT_ENDED, PODS, PodReader
 from gpu_device_plugin.model import pods
 from gpu_device_plugin.model.contract.keys import READ_BY_AGENT
 from gpu_device_plugin.model.resources import Resource
@@ -32,6 +32,7 @@ from gpu_device_plugin.report.commands import (
     argument,
     cluster_of,
     either,
+    refusal,
     switch,
     unread,
 )
@@ -141,14 +142,20 @@ async def _pods_of(namespace: str, access: Access, resources: Sequence[Resource]
         claims = () if isinstance(read, Unknown) else read[0]
         waiting = rows_waiting(cluster((), raw_pods, resources)[0].waiting_pods, resources)
         rows = [*rows_alone(gpu_pods(raw_pods, resources)), *rows_claimed(claims), *waiting]
-        return _table_of(rows, namespace), OK
+        return await _table_of(rows, namespace, access), OK
     found = await cluster_of(raw_nodes, raw_pods, resources, access, namespace, features=parts, kind=parts.kind)
     waiting = [*rows_waiting(found.waiting_pods, resources), *claims_waiting(found.more_of())]
-    return _table_of([*pod_rows(found.views, namespace), *waiting], namespace), OK
+    return await _table_of([*pod_rows(found.views, namespace), *waiting], namespace, access), OK
 
 
-def _table_of(rows: Sequence[PodRow], namespace: str) -> Sequence[Line]:
+async def _table_of(rows: Sequence[PodRow], namespace: str, access: Access) -> Sequence[Line]:
     if not rows:
+        try:
+            await access.get(NAMESPACES, namespace)
+        except NotFoundError as error:  # pods of a namespace that does not exist are an empty list
+            raise ClusterUnreadableError(f"{refusal(error)}; is {namespace} spelt right?") from error
+        except ApiError:  # it may be there
+            pass
         say(sys.stderr, f"No pod of {namespace} has a GPU.")
         return []
     return pod_table(sorted(rows, key=by_name), width())

@@ -203,8 +203,15 @@ def test_the_pods_of_one_namespace_are_shown_with_their_use(world: World, capsys
         *"---",
         "waits",
     ]
+    nobodys = {"kind": "Namespace", "metadata": {"name": "nobody"}}
+    world.has(*world.script["objects"], nobodys)
     assert world.inspect("-n", "nobody") == 0
     assert capsys.readouterr().err == "No pod of nobody has a GPU.\n"
+    assert world.inspect("-n", "nobdy") == 1
+    assert capsys.readouterr().err.endswith('namespaces "nobdy" not found; is nobdy spelt right?\n')
+    world.has(forbidden=[["get", "namespaces", ""]])
+    assert world.inspect("-n", "nobdy") == 0
+    assert capsys.readouterr().err == "No pod of nobdy has a GPU.\n"
 
 
 def test_with_the_right_to_pods_of_one_namespace_alone_these_are_shown(
