@@ -40,7 +40,7 @@ _SAYS = " says: "
 
 # The kubelet gives a container that restarts the variables of its first start.
 _ENFORCED = {
-    Enforcement.ADVISORY: f"nothing enforces it; the program has to follow {IN_CONTAINER}",
+    Enforcement.ADVISORY: f"nothing enforces it: the program has to follow {IN_CONTAINER}",
     Enforcement.DRIVER: "the driver keeps the limit set when the container started, unless the node runs the limit "
     "helper",
     Enforcement.MPS: "MPS keeps the limit that the pod was created with",

@@ -99,7 +99,7 @@ def test_a_wish_holds_or_there_is_a_reason(wishes: dict[str, str], held: int, wh
             Enforcement.ADVISORY,
             [
                 "Container 'main' is guaranteed 4 GiB, its request.",
-                f"{BORROWS}; nothing enforces it; the program has to follow /run/gpushare/memory.json.",
+                f"{BORROWS}; nothing enforces it: the program has to follow /run/gpushare/memory.json.",
             ],
         ),
     ],
