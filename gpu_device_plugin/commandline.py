@@ -18,7 +18,7 @@ from gpu_device_plugin.settings.knobs import Knob, UsageError, knobs_of
 from gpu_device_plugin.settings.sources import Sources
 
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
-"""argparse's words."""
+"""argparse's words; newer ones leave out the quotation marks around what can be chosen."""
 OK, FAILED, MISUSED = 0, 1, 2
 INTERRUPTED = 130
 """The exit code that a shell reports for a process that Ctrl-C ended."""
@@ -49,9 +49,10 @@ class Parser(argparse.ArgumentParser):
         """Raise UsageError."""
         # For a flag without a value argparse writes "argument --gpus: expected one argument".
         said = message.removeprefix("argument ").replace(": expected one argument", " needs a value")
+        hint = f"see {self.prog} --help"
         if chosen := _CHOICE.search(said):
-            said += nearest(chosen[1], re.findall(r"'([^']*)'", chosen[2]), "").replace("did", "; did", 1)
-        raise UsageError(f"{said}; see {self.prog} --help")
+            hint = nearest(chosen[1], re.findall(r"[^', ]+", chosen[2]), hint)
+        raise UsageError(f"{said}; {hint}")
 
 
 def ending(program: str, run: Callable[[], int]) -> int:
