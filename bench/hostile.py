@@ -130,7 +130,7 @@ PODS: Mapping[str, Json] = MappingProxyType(
 )
 
 _LONG = "the annotation gpu-device-plugin/{} is longer than 4096 characters; name fewer"
-_CONTAINERS = f"more than {MOST_CONTAINERS} of its containers have a limit of {MEMORY} or {COUNT}; let fewer have one"
+_CONTAINERS = f"more than {MOST_CONTAINERS} of its containers have a limit of {MEMORY} or {COUNT}; use fewer"
 
 CLEARLY_REFUSED: Mapping[str, str] = MappingProxyType(
     {
@@ -143,7 +143,7 @@ CLEARLY_REFUSED: Mapping[str, str] = MappingProxyType(
             "the pod label aliyun.com/gpu-count asks for 1048576 GPUs, and no node can have more than 128"
         ),
         "more whole GPUs than 64 bits hold": (
-            "it asks for 9223372036854775807 whole GPUs, and no node can have more than 128"
+            "it requests 9223372036854775807 whole GPUs, and no node can have more than 128"
         ),
         "as many shares as 63 bits hold": (
             "gpu-mem counts shares of GPU memory (1 GiB each unless configured otherwise): write 10, not 10Gi"

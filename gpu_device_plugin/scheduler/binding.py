@@ -33,7 +33,7 @@ _VOID: Mapping[str, str] = MappingProxyType({IDX: "0", ALLOCATION: "{}", INIT_AL
 """Annotations without a promise. `IDX` is ignored where the others cover every container, as a promise does."""
 
 _NO_CLAIM = (
-    "its GPUs are given to ResourceClaims (DRA), and kube-scheduler has made no claim of the pod's limits; "
+    "its GPUs are allocated through ResourceClaims (DRA), and kube-scheduler has made no claim of the pod's limits; "
     "kube-scheduler chooses a node again"
 )
 

@@ -137,7 +137,7 @@ def test_a_gpu_is_divided_anew_while_pods_run(cluster: Cluster) -> None:
     wait_until_offered(cluster, {ONE_G: 0, TWO_G: 3, GPU_MEM: 14})
     run(cluster, pod("new", {TWO_G: 1}))
     assert uuid_of(cluster, "new") != old
-    waits(cluster, "old", "a MIG instance that exists no more")
+    waits(cluster, "old", "a MIG instance that no longer exists")
     assert {phase(cluster, name) for name in ("old", "beside", "new")} == {"Running"}
     describe(cluster, h100("1g.10gb*3/3g.40gb"), T4)
     wait_until_offered(cluster, {ONE_G: 3, TWO_G: 0})

@@ -150,7 +150,7 @@ async def test_a_container_waits_while_its_gpu_is_out_of_service() -> None:
         await one.until(lambda: one.agent is not None and bool(one.agent.state.node.blocks))
         waiting = (await one.kubelet.restart_container(made, "main")).only
         assert not waiting.running
-        assert "GPU 0 is out of service" in str(waiting.waiting)
+        assert "GPU 0 is unhealthy" in str(waiting.waiting)
         one.hardware(T4, T4)
         await one.until(lambda: one.agent is not None and not one.agent.state.node.blocks)
         assert (await one.kubelet.restart_container(made, "main")).only.running

@@ -219,8 +219,8 @@ async def test_a_pod_on_an_instance_that_exists_no_more_is_named(caplog: pytest.
         await there.node.until(lambda: bool(there.events("MigInstanceGone")))
         await there.node.until(lambda: len(there.events("MigInstanceGone")) == 2)
         notes = {event["regarding"]["kind"]: event["note"] for event in there.events("MigInstanceGone")}
-        assert f"({uuid}), a MIG instance that exists no more" in notes["Pod"]
-        assert notes["Node"].startswith("default/old: container main was given GPU ")
+        assert f"({uuid}), a MIG instance that no longer exists" in notes["Pod"]
+        assert notes["Node"].startswith("default/old: container main was allocated GPU ")
         assert any("default/old: container main was allocated" in message for message in caplog.messages)
         assert not there.events("GPUUnhealthy"), "a destroyed instance is no failure"
         await there.node.until(

@@ -101,7 +101,7 @@ OWN: Mapping[str, Seen] = {
     "elastic": Seen(
         commands={"resize"},
         checks={"memory wishes: resize-waits"},
-        told={"Container 'main' is guaranteed 2 GiB; it is to have 3 GiB"},
+        told={"Container 'main' is guaranteed 2 GiB and requests 3 GiB"},
     ),
     "over_use": Seen(
         keys={".nodes.gpus.pods is over", "page.nodes.node-a.gpus.pods is over"},

@@ -328,7 +328,7 @@ async def test_what_cannot_be_placed_is_said_and_reserves_nothing() -> None:
     d = desk(8)
     assert await d.bind(d.pending(wanting("large", mem=9))) == "node a: the largest GPU has only 8 GiB"
     assert await d.bind(d.pending(wanting("lost", mem=1)), "b") == "node b is not known to the GPU scheduler"
-    assert "ask for one of them" in await d.bind(d.pending(wanting("both", mem=1, count=1)))
+    assert "request one of them" in await d.bind(d.pending(wanting("both", mem=1, count=1)))
     assert "404" in await d.bind(wanting("nobody", mem=1))
     assert d.free() == [8]
     assert d.api.bound == []

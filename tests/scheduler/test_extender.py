@@ -80,7 +80,7 @@ async def test_what_a_pod_asks_it_gets(what: dict[str, Any], sizes: tuple[int, .
     ("what", "message"),
     [
         ({"mem": 9}, "2 the largest GPU has only 8 GiB"),
-        ({"mem": 4, "count": 1}, "2 container 'main' asks for aliyun.com/gpu-mem and aliyun.com/gpu-count, which are"),
+        ({"mem": 4, "count": 1}, "2 container 'main' requests aliyun.com/gpu-mem and aliyun.com/gpu-count, which are"),
         (
             {"mem": 7, "labels": {SPLIT: "2"}},
             "2 the pod label aliyun.com/gpu-count asks for 2 GPUs, and a gpu-mem of 7",

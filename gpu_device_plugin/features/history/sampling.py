@@ -139,7 +139,7 @@ class History(NodeFeature):
             return _no(f"{NOT_READ}; the condition of the GPUs is not read either, see the setting condition")
         minutes = request.query.get("minutes", str(round(STEPS * STEP_S / 60)))
         if not (minutes.isascii() and minutes.isdigit() and len(minutes) < 4):
-            return _no("minutes is to be a whole number")
+            return _no("minutes must be a whole number")
         async with self._answering:
             selection, why = self._selected(request.rest, 60.0 * int(minutes))
             if selection is None:

@@ -202,7 +202,7 @@ async def test_a_node_that_does_not_help_is_not_asked_for_again_and_again() -> N
         pod(w, "q", 4, rs="other")
         assert (await w.schedule())["q"].node == "new"
         await w.until(lambda: any(each["reason"] == "GPUNodeDidNotHelp" for each in w.api.all("events")))
-        (event,) = [each for each in w.api.all("events") if each["note"].startswith("node new came for it")]
+        (event,) = [each for each in w.api.all("events") if each["note"].startswith("node new was added for it; it ")]
         assert event["regarding"]["name"] == "p"
 
 

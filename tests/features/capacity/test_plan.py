@@ -197,8 +197,8 @@ def test_nodes_are_freed(world: World, capsys: pytest.CaptureFixture[str]) -> No
         0,
         "1 move leaves 1 node without GPU pods.",
     )
-    assert told(world, capsys, "--nodes-free", "2")[1][0] == "No set of moves was found to leave 2 nodes without GPU "
-    "pods."
+    verdict = "No set of moves was found to leave 2 nodes without GPU pods."
+    assert told(world, capsys, "--nodes-free", "2")[1][0] == verdict
 
 
 def test_a_pod_that_does_not_wait_is_named(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,7 +276,7 @@ def test_it_stops_at_the_first_surprise_and_says_what_stands(
     assert code == 1
     assert lines[-2:] == [
         f"Stopped: {stopped}",
-        "0 of 1 move made, 1 not. Run the command again to plan from the current state.",
+        "0 of 1 move made, 1 left. Run the command again to plan from the current state.",
     ]
 
 

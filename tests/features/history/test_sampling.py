@@ -225,8 +225,8 @@ async def test_each_path_has_its_part(desk: Desk) -> None:
         ("gpus/2", {}, "this node has no history of a GPU 2\n"),
         ("gpus/x", {}, "/history/ has all GPUs, and below it gpus/NUMBER and namespaces/NAME\n"),
         ("namespaces/", {}, "/history/ has all GPUs, and below it gpus/NUMBER and namespaces/NAME\n"),
-        ("", {"minutes": "-1"}, "minutes is to be a whole number\n"),
-        ("", {"minutes": "12345"}, "minutes is to be a whole number\n"),
+        ("", {"minutes": "-1"}, "minutes must be a whole number\n"),
+        ("", {"minutes": "12345"}, "minutes must be a whole number\n"),
     ],
 )
 async def test_what_there_is_not_is_told(desk: Desk, rest: str, query: dict[str, str], why: str) -> None:

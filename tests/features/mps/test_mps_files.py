@@ -103,7 +103,7 @@ async def test_damaged_files_are_told_and_replaced_by_the_next_ones(
     desk.put("[]")
     desk.mps.ask_for([uuid(0)])
     async with desk.running():
-        assert "what the MPS supervisor was told is not known" in caplog.text
+        assert "what the MPS supervisor was told is unknown" in caplog.text
         assert str(desk.mps.daemons.value).startswith("state.json cannot be parsed: ")
         desk.put({uuid(0): READY})
         await eventually(lambda: desk.mps.daemons.value == {uuid(0): READY})

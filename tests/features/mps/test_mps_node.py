@@ -540,6 +540,6 @@ async def test_a_container_with_parts_of_several_gpus_is_no_client(fallback: str
         if fallback == "advisory":
             assert envs_of(made)[LIMITS] == "advisory"
         else:
-            assert "parts of GPU 0, GPU 1 asked, and under MPS a container has one daemon" in made.message
+            assert "shares of GPU 0, GPU 1 requested, and under MPS a container has one daemon" in made.message
         assert supervisor.wanted == {}
         await supervisor.stop()
