@@ -141,7 +141,7 @@ async def test_a_namespace_has_its_last_hour_node_by_node(browser: Browser) -> N
         assert await tab.texts(".past h3") == ["a100-1", "t4-1"]
         assert [each.strip() for each in await tab.texts(".spark-of p")] == [
             "research/llm-eval-0/main GPU 0 · 4 GiB allocated",
-            "research/notebook/main GPU 0 · this GPU is not assigned to it",
+            "research/notebook/main GPU 0 · was not assigned this GPU",
         ]
 
 

@@ -101,7 +101,7 @@ def test_a_pod_that_no_node_can_ever_take_is_left_out_and_named() -> None:
     found = listed(two_gpus("a"), pod("odd", both, uid="odd"))
     assert coming(found) == ()
     (note,) = found.notes
-    assert note.startswith("pod default/odd is left out: container 'main' asks for")
+    assert note.startswith("pod default/odd is left out: container 'main' requests")
 
 
 def test_a_request_that_no_machine_meets_stays_within_64_bits() -> None:
