@@ -64,7 +64,7 @@ def test_on_a_narrow_terminal_the_pods_stand_below_their_gpu() -> None:
     web = {f"web-{n + 1}": frozenset(ids(0, [n])) for n in range(7)}
     assert table(there, web, Look(width=60)) == [
         "GPU  MODEL       MEMORY  SHARES                HEALTH",
-        "  0  Tesla T4   7.0 GiB  ███████          7/7  unhealthy",
+        "  0  Tesla T4   7.0 GiB  ███████          7/-  unhealthy",
         "     web-1..7: 1 GiB each",
         "     XID 48; reset it",
         "  1  Tesla T4  14.0 GiB  ░░░░░░░░░░░░░░  0/14  healthy",
