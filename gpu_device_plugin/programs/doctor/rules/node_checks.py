@@ -248,7 +248,7 @@ def _offered(node: NodeSymptoms) -> Iterator[Finding]:
         if amount:
             yield ok("offered", "{amount} {resource} can be allocated", amount=amount, resource=resource.name)
         elif amount == 0:
-            text = f"no {{resource}} can be allocated: {_ALL_USED[resource.kind]} or out of service, or see above"
+            text = f"no {{resource}} can be allocated: {_ALL_USED[resource.kind]} or unhealthy, or see above"
             yield note("all-in-use", text, resource=resource.name)
         else:
             advice = "the kubelet reports it within 10 s of the registration"
