@@ -73,7 +73,7 @@ def gpus(node: NodeSymptoms) -> Iterator[Finding]:
 def device_nodes(node: NodeSymptoms) -> Iterator[Finding]:
     """Check the device nodes of the GPUs, and their links for systemd."""
     if node.invented:
-        yield ok("invented", "invented GPUs have none")
+        yield ok("invented", "fake GPUs have none")
         return
     if node.driver_missing:
         return  # which makes them
@@ -114,7 +114,7 @@ def runtime(node: NodeSymptoms) -> Iterator[Finding]:
             yield node.runtimes
         return
     if node.invented:
-        yield ok("invented", "invented GPUs need none")
+        yield ok("invented", "fake GPUs need none")
         return
     fit = [runtime for runtime in node.runtimes if runtime.handlers]
     for runtime in fit:
