@@ -138,9 +138,7 @@ def test_a_lesson_names_the_namespaces_that_count_little() -> None:
 
 def test_a_lesson_of_pods_of_which_few_run_says_so_and_is_not_in_force() -> None:
     few, enough = taught(40, MIX, {A10: 1, T4: 2}, running=0.004), taught(40, MIX, {A10: 1, T4: 2}, running=0.2)
-    told = (
-        "The namespaces of these pods have 0.4% of the cluster in use, which is too little to tell whose pods count: "
-    )
+    told = "The namespaces of these pods have 0.4% of the cluster in use, too little to decide whose pods count: "
     assert f"{told}the policy fit is binpack." in texts(few, 300)
     assert not any("whose pods count" in line for line in texts(enough, 300))
     assert (few[0]["inForce"], enough[0]["inForce"]) == (False, True)
