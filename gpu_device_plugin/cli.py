@@ -294,14 +294,14 @@ def _services() -> Mapping[str, tuple[type[LogSettings], str, str, str]]:
         "mps": (
             MpsSupervisorSettings,
             "gpu_device_plugin.features.mps.supervisor.mps_program",
-            "the MPS supervisor, which runs the control daemons of NVIDIA's MPS where the agent wants them",
+            "the MPS supervisor, which runs the control daemons of NVIDIA's MPS that the agent requests",
             "Run a control daemon of NVIDIA's MPS on each GPU whose memory MPS limits, with the compute mode for it.",
         ),
         "limits": (
             LimitHelperSettings,
             "gpu_device_plugin.features.limits.helper_program",
             "the limit helper, which changes the memory limits of running containers",
-            "Set the memory limits of running containers that the agent of this node wants, through the driver (r615).",
+            "Set the memory limits of running containers that this node's agent requests, through the driver (r615).",
         ),
         "web": (
             WebSettings,
@@ -328,8 +328,8 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
         help="find the faults of this node, with a remedy for each",
         description="Examine everything that sharing this node's GPUs needs: driver, container runtime, kubelet, agent "
         "and API server. Nothing is changed.",
-        epilog="The settings are by default those of the agent that runs on this node; others are given as to "
-        f"{PROGRAM} node, whose --help explains them. Exit code 0: no fault; 3: there "
+        epilog="By default the doctor uses the settings of the agent on this node; flags of "
+        f"{PROGRAM} node, whose --help explains them, override them. Exit code 0: no fault; 3: there "
         "are warnings; 4: there are errors; 1 and 2: the doctor itself failed.",
     )
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
@@ -369,11 +369,11 @@ def _add_config(command: Parser, make: type[Settings], *, shown: bool = True) ->
 def _add_cost(commands: Any) -> None:
     cost: Parser = commands.add_parser(
         "cost",
-        help="who had the GPUs in a period, and what that cost",
+        help="who held the GPUs in a period, and what that cost",
         usage="%(prog)s --prometheus URL  [--from TIME] [--to TIME] [--step DURATION]\n"
         "       [--by namespace|owner|pod] [--rate 'MODEL=PRICE'] [-o table|json|focus] [--plot FILE]",
-        description="Tell who had the GPUs in a period, how much of that was used, what nobody had, and what it "
-        "cost. All parts together are all GPU time, and cost what all GPUs cost, to the cent.",
+        description="Show who held the GPUs in a period, how much they used, what was free, and what it cost. All "
+        "rows add up to the price of all GPUs, to the cent.",
         epilog="TIME is 2026-10-01, 2026-10-01T06:00:00Z, or how long ago: 30d, 12h. Exit code 0: done; 1: there are "
         "no samples, or they cannot be read; 2: the arguments cannot be used; 3: samples may be missing.",
     )

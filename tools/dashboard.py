@@ -95,58 +95,58 @@ CLUSTER = (
         f"count({gpu('gpushare_gpu_memory_bytes')})",
     ),
     stat(
-        "Given",
-        "The part of the GPUs' memory that pods were given. Full is good, if it is used; no further pod fits then.",
+        "Allocated",
+        "How much of the GPUs' memory is allocated to pods. Full is good if it is used; no further pod fits then.",
         f"sum({gpu('gpushare_gpu_memory_allocated_bytes')}) / sum({gpu('gpushare_gpu_memory_bytes')})",
         unit=PART,
     ),
     stat(
-        "Used of given",
-        "The part of the given memory that pods use. Far below 100 %: pods ask for more than they need.",
+        "Used of allocated",
+        "How much of the allocated memory pods use. Far below 100 %: pods request more than they need.",
         f"sum({KNOWN_USED}) / sum({KNOWN_GIVEN})",
         unit=PART,
     ),
     stat(
-        "Pods waiting",
-        "Pods that wait for a GPU. `kubectl inspect gpushare why POD` says what each waits for.",
+        "Pending pods",
+        "Pods that wait for a GPU. `kubectl inspect gpushare why POD` explains why each is pending.",
         f"max({leader('gpushare_extender_pods_pending')})",
         thresholds=FEW,
     ),
     stat(
-        "Oldest waits for",
-        "How long the pod has waited that has waited longest.",
+        "Oldest pending pod",
+        "How long the oldest pending pod has waited.",
         OLDEST,
         unit=SECONDS,
         thresholds=WAIT,
     ),
     stat(
-        "GPUs out of service",
-        "An Event on the node (GPUUnhealthy) says why, and what ends it.",
+        "Unhealthy GPUs",
+        "An Event on the node (GPUUnhealthy) says why, and how it ends.",
         none_is_zero(f"count({gpu('gpushare_gpu_healthy')} == 0)"),
         thresholds=NONE,
     ),
     stat(
-        "Containers over their share",
-        "Containers that use more memory than they were given now. The agents report those that keep doing so.",
+        "Containers over their limits",
+        "Containers that use more memory than they were granted. The agents report those that keep doing so.",
         none_is_zero(f"count({OVER})"),
         thresholds=FEW,
     ),
     stat(
-        "Trespassers",
-        "Containers that use a GPU that they were not given, mostly by NVIDIA_VISIBLE_DEVICES in their image.",
+        "On GPUs not assigned to them",
+        "Containers that use a GPU that was not assigned to them, mostly by NVIDIA_VISIBLE_DEVICES in their image.",
         none_is_zero(f"count({TRESPASS})"),
         thresholds=NONE,
     ),
     stat(
-        "Limits not held",
-        "Containers for which the driver has no limit, or another one than they were granted. Events on their pods "
+        "Driver limits that differ",
+        "Containers for which the driver has no limit, or not the one that was granted. Events on their pods "
         "(GPULimitNotHeld) say why.",
         none_is_zero('sum(gpushare_limit_states{node=~"$node", state=~"differs|missing"})'),
         thresholds=NONE,
     ),
     stat(
-        "Use not known",
-        "Containers whose agent does not see how much memory they use: see its note below /readyz.",
+        "Use unknown",
+        "Containers whose agent does not see how much memory they use: /readyz says why.",
         none_is_zero(f"count({container(GIVEN)} > 0 unless {container(USED)})"),
         thresholds=FEW,
     ),
@@ -157,58 +157,58 @@ CLUSTER = (
         thresholds=FEW,
     ),
     stat(
-        "Programs not read",
-        "Programs of this project that Prometheus knows and cannot read.",
+        "Programs not scraped",
+        "Programs of this project that Prometheus has found but cannot scrape.",
         none_is_zero('count(up{job=~".+/gpushare"} == 0)'),
         thresholds=NONE,
     ),
     lines(
         "Memory",
-        "All memory of the GPUs, what pods were given of it, what is in use, and what processes of no pod use.",
+        "The memory of all GPUs: what is allocated to pods, what is in use, and what processes outside pods use.",
         {
-            "there is": f"sum({gpu('gpushare_gpu_memory_bytes')})",
-            "given": f"sum({gpu('gpushare_gpu_memory_allocated_bytes')})",
+            "total": f"sum({gpu('gpushare_gpu_memory_bytes')})",
+            "allocated": f"sum({gpu('gpushare_gpu_memory_allocated_bytes')})",
             "used": f"sum({gpu('gpushare_gpu_memory_used_bytes')})",
-            "used by no pod": f"sum({gpu('gpushare_gpu_memory_unattributed_bytes')})",
+            "used outside pods": f"sum({gpu('gpushare_gpu_memory_unattributed_bytes')})",
         },
         unit=BYTES,
     ),
     lines(
-        "Waiting pods by reason",
+        "Pending pods by reason",
         "not_asked: no scheduler has asked the extender about the pod. no_room: no node has room now. never_fits: no "
-        "eviction would help on any node. fits: a GPU has room, something else holds the pod up.",
+        "eviction would help on any node. fits: a GPU has room, and something else delays the pod.",
         {"{{reason}}": by("reason", WAITING, "max")},
         stacked=True,
     ),
     lines(
-        "Oldest waiting pod",
-        "How long the pod has waited that has waited longest. A line that climbs for hours: look at that pod.",
+        "Oldest pending pod over time",
+        "How long the oldest pending pod has waited. If the line climbs for hours, look at that pod.",
         {"oldest": OLDEST},
         unit=SECONDS,
     ),
     lines(
         "Limits by enforcement and state",
-        "What keeps containers within their part, and whether that was read back. differs, missing: it does not keep "
-        "them. unverified: it cannot be read back, as with advisory, where only the container's variables name it.",
+        "Who holds containers to their limits, and whether limits were read back. differs, missing: the limit does "
+        "not hold. unverified: it cannot be read back, as with advisory, where only the container's variables name it.",
         {"{{enforcement}}, {{state}}": by("enforcement, state", LIMIT, "count")},
         stacked=True,
     ),
     lines(
         "Over-use",
-        "Memory that pods use beyond their share, on GPUs that they were not given too.",
+        "Memory that pods use above their grants, including on GPUs not assigned to them.",
         {"{{namespace}}/{{pod}}": by("namespace, pod", f"{container(USED)} - {container(GIVEN)} > 0")},
         unit=BYTES,
         stacked=True,
     ),
     lines(
         "Refusals by reason",
-        "Containers that agents refused in the last 15 minutes. Many: pods are placed by a scheduler that does not "
-        "know GPUs. memory_limit_not_there, mps_not_ready: the enforcement of limits is not available.",
+        "Containers that agents refused in the last 15 minutes. Many: a scheduler that does not know GPUs places the "
+        "pods. memory_limit_not_there, mps_not_ready: the enforcement of limits is not available.",
         {"{{reason}}, {{node}}": by("node, reason", grown('gpushare_refusals_total{node=~"$node"}', "15m"))},
     ),
     lines(
         "Time to answer the scheduler",
-        "The slowest of a hundred calls, and the middle one, by verb. kube-scheduler gives up after 5 s.",
+        "The 99th percentile and the median of calls, by verb. kube-scheduler gives up after 5 s.",
         {
             "{{verb}}, 99 %": quantile(0.99),
             "{{verb}}, half": quantile(0.5),
@@ -217,7 +217,7 @@ CLUSTER = (
     ),
     lines(
         "Answers to the scheduler",
-        "What came of calls to bind pods, and how nodes were judged for pods, in calls and nodes each second.",
+        "Outcomes of calls to bind pods, and verdicts on nodes, per second.",
         {
             "bind: {{outcome}}": by("outcome", "rate(gpushare_extender_binds_total[$__rate_interval])"),
             "filter: {{verdict}}": by("verdict", "rate(gpushare_extender_filter_verdicts_total[$__rate_interval])"),
@@ -226,7 +226,7 @@ CLUSTER = (
     ),
     bars(
         "Fullest nodes",
-        "The part of each node's GPU memory that pods were given, as the extender counts it; the 20 fullest nodes.",
+        "How much of each node's GPU memory is allocated, as the extender counts it; the 20 fullest nodes.",
         {
             "{{node}}": "topk(20, "
             + by("node", 'gpushare_extender_node_memory_allocated_bytes{node=~"$node"}', "max")
@@ -246,11 +246,11 @@ SERVICE = (
     '(gpushare_gpu_info{node=~"$node", model=~"$model"} '
     f"* on (node, gpu) group_left () {by(OF_GPU, gpu('gpushare_gpu_healthy'), 'min')})"
 )
-"""Everything that is known of a GPU as labels; 1 while it is in service."""
+"""Everything that is known of a GPU as labels; 1 while it is healthy."""
 NODE = (
     bars(
-        "Given, by GPU",
-        "The part of each GPU's memory that pods were given.",
+        "Allocated, by GPU",
+        "How much of each GPU's memory is allocated to pods.",
         {
             "{{node}} {{gpu}}": f"{by(OF_GPU, gpu('gpushare_gpu_memory_allocated_bytes'), 'max')} / "
             + by(OF_GPU, gpu("gpushare_gpu_memory_bytes"), "max")
@@ -262,7 +262,7 @@ NODE = (
     ),
     bars(
         "Used, by GPU",
-        "The part of each GPU's memory that is in use by anybody. Compare with what was given, on the left.",
+        "How much of each GPU's memory is in use, by pods and others. Compare with what is allocated, on the left.",
         {
             "{{node}} {{gpu}}": f"{by(OF_GPU, gpu('gpushare_gpu_memory_used_bytes'), 'max')} / "
             + by(OF_GPU, gpu("gpushare_gpu_memory_bytes"), "max")
@@ -273,10 +273,10 @@ NODE = (
         most=1,
     ),
     lines(
-        "Given beside used, by node",
-        "Memory that pods were given on each node, and memory in use there by anybody.",
+        "Allocated and used, by node",
+        "Memory allocated to pods on each node, and all memory in use there.",
         {
-            "{{node}} given": by("node", gpu("gpushare_gpu_memory_allocated_bytes")),
+            "{{node}} allocated": by("node", gpu("gpushare_gpu_memory_allocated_bytes")),
             "{{node}} used": by("node", gpu("gpushare_gpu_memory_used_bytes")),
         },
         unit=BYTES,
@@ -289,19 +289,19 @@ NODE = (
     ),
     lines(
         "Borrowed, by GPU",
-        "Memory that containers with limits of their own use beyond their guarantees, and return when it is needed.",
+        "Memory that containers use beyond their guarantees, and return when it is needed.",
         {"{{node}} {{gpu}}": by(OF_GPU, BORROWED)},
         unit=BYTES,
     ),
     lines(
-        "Used by no pod",
-        "Memory of processes outside of pods, and memory that no listed process owns. It is missing for pods.",
+        "Used outside pods",
+        "Memory of processes outside pods, and memory that no listed process owns. Pods cannot use it.",
         {"{{node}} {{gpu}}": by(OF_GPU, gpu("gpushare_gpu_memory_unattributed_bytes"), "max")},
         unit=BYTES,
     ),
     lines(
         "Health",
-        "1: in service. 0: out of service; an Event on the node (GPUUnhealthy) says why and what ends it.",
+        "1: healthy. 0: unhealthy; an Event on the node (GPUUnhealthy) says why and how it ends.",
         {"{{node}} {{gpu}}": by(OF_GPU, gpu("gpushare_gpu_healthy"), "min")},
         most=1,
     ),
@@ -312,8 +312,8 @@ NODE = (
     ),
     lines(
         "Shares that are not offered",
-        "unhealthy: the GPU is out of service. fenced: the GPU is in whole use, or its shares are, and it cannot be "
-        "given the other way.",
+        "unhealthy: the GPU is unhealthy. fenced: the GPU is in whole use, or its shares are, so it cannot be "
+        "allocated the other way.",
         {
             "{{node}} {{gpu}} unhealthy": by(OF_GPU, gpu("gpushare_gpu_shares_unhealthy"), "max"),
             "{{node}} {{gpu}} fenced": by(OF_GPU, gpu("gpushare_gpu_shares_fenced"), "max"),
@@ -321,7 +321,7 @@ NODE = (
     ),
     lines(
         "Time to answer the kubelet",
-        "The slowest of a hundred calls of the kubelet, by node and method.",
+        "The 99th percentile of the kubelet's calls, by node and method.",
         {
             "{{node}} {{method}}": "histogram_quantile(0.99, sum by (le, node, method) "
             '(rate(gpushare_rpc_duration_seconds_bucket{node=~"$node"}[$__rate_interval])))'
@@ -336,7 +336,7 @@ NODE = (
     ),
     table(
         "GPUs",
-        "Every GPU with what it is, and its memory: given to pods, used by anybody, used by no pod.",
+        "Every GPU with its memory: allocated to pods, all in use, and in use outside pods.",
         {
             "node": "Node",
             "index": "Position",
@@ -348,14 +348,14 @@ NODE = (
             "parent": "MIG instance of",
         },
         {
-            "In service": (
+            "Healthy": (
                 COUNT,
                 SERVICE,
             ),
             "Memory": (BYTES, by(OF_GPU, gpu("gpushare_gpu_memory_bytes"), "max")),
-            "Given": (BYTES, by(OF_GPU, gpu("gpushare_gpu_memory_allocated_bytes"), "max")),
+            "Allocated": (BYTES, by(OF_GPU, gpu("gpushare_gpu_memory_allocated_bytes"), "max")),
             "Used": (BYTES, by(OF_GPU, gpu("gpushare_gpu_memory_used_bytes"), "max")),
-            "Of no pod": (BYTES, by(OF_GPU, gpu("gpushare_gpu_memory_unattributed_bytes"), "max")),
+            "Outside pods": (BYTES, by(OF_GPU, gpu("gpushare_gpu_memory_unattributed_bytes"), "max")),
         },
         width=COLUMNS,
     ),
@@ -363,18 +363,18 @@ NODE = (
 
 NAMESPACE = (
     lines(
-        "Given beside used, by namespace",
-        "Memory that the pods of each namespace were given, and what they use.",
+        "Allocated and used, by namespace",
+        "Memory allocated to the pods of each namespace, and what they use.",
         {
-            "{{namespace}} given": by("namespace", container(GIVEN)),
+            "{{namespace}} allocated": by("namespace", container(GIVEN)),
             "{{namespace}} used": by("namespace", container(USED)),
         },
         unit=BYTES,
         width=12,
     ),
     bars(
-        "Used of given, by namespace",
-        "Far below 100 %: its pods ask for more than they need. Containers whose use is not known are left out.",
+        "Used of allocated, by namespace",
+        "Far below 100 %: its pods request more than they need. Containers whose use is unknown are left out.",
         {"{{namespace}}": f"{by('namespace', KNOWN_USED)} / {by('namespace', KNOWN_GIVEN)}"},
         unit=PART,
         width=6,
@@ -382,14 +382,14 @@ NAMESPACE = (
     ),
     lines(
         "Utilization, by namespace",
-        "GPUs that the containers of each namespace keep busy: 1 is one GPU, all of the time.",
+        "GPUs that the containers of each namespace keep busy: 1 is one GPU all the time.",
         {"{{namespace}}": by("namespace", container("gpushare_container_gpu_utilization_ratio"))},
         width=6,
     ),
     lines(
         "Idle GPUs, by namespace",
-        "GPUs that are held by containers which have computed next to nothing for a quarter of an hour; a quarter of a "
-        "GPU's memory counts 0.25. By the recording rules of deploy/monitoring, over all nodes and models.",
+        "GPUs held by containers that have computed next to nothing for 15 minutes; a quarter of a GPU's memory counts "
+        "as 0.25. From the recording rules of deploy/monitoring, over all nodes and models.",
         {
             "{{namespace}} held": 'namespace:gpushare_gpus_allocated:sum{namespace=~"$namespace"}',
             "{{namespace}} idle": 'namespace:gpushare_gpus_idle:sum{namespace=~"$namespace"}',
@@ -397,7 +397,7 @@ NAMESPACE = (
     ),
     bars(
         "GPU-hours of the last hour",
-        "What was held, and what of it was idle. By the recording rules of deploy/monitoring.",
+        "What was held, and how much of it was idle. From the recording rules of deploy/monitoring.",
         {
             "{{namespace}} held": 'namespace:gpushare_allocated_gpu_hours:1h{namespace=~"$namespace"}',
             "{{namespace}} idle": 'namespace:gpushare_idle_gpu_hours:1h{namespace=~"$namespace"}',
@@ -405,20 +405,20 @@ NAMESPACE = (
     ),
     bars(
         "Byte-hours of the last hour",
-        "Memory held and memory used, times the time. By the recording rules of deploy/monitoring.",
+        "Memory held and memory used, multiplied by time. From the recording rules of deploy/monitoring.",
         {
-            "{{namespace}} given": 'namespace:gpushare_gpu_memory_allocated_byte_hours:1h{namespace=~"$namespace"}',
+            "{{namespace}} allocated": 'namespace:gpushare_gpu_memory_allocated_byte_hours:1h{namespace=~"$namespace"}',
             "{{namespace}} used": 'namespace:gpushare_gpu_memory_used_byte_hours:1h{namespace=~"$namespace"}',
         },
         unit=BYTES,
     ),
     table(
         "Containers",
-        "Every container on every GPU of it. Given 0: it was not given that GPU. A limit that is missing here is of a "
-        "whole GPU, or not known.",
+        "Every container on each of its GPUs. Allocated 0: the GPU is not assigned to it. Without a limit: it has a "
+        "whole GPU, or its limit is unknown.",
         CONTAINER,
         {
-            "Given": (BYTES, by(OF_CONTAINER, container(GIVEN), "max")),
+            "Allocated": (BYTES, by(OF_CONTAINER, container(GIVEN), "max")),
             "Used": (BYTES, by(OF_CONTAINER, container(USED), "max")),
             "Borrowed": (BYTES, by(OF_CONTAINER, BORROWED, "max")),
             "Limit": (BYTES, by(OF_CONTAINER, LIMIT, "max")),
@@ -428,16 +428,16 @@ NAMESPACE = (
         height=10,
     ),
     table(
-        "Over their share",
-        "Containers that use more than they were given, and by how much; trespassers were given nothing of the GPU.",
+        "Over their limits",
+        "Containers that use more than they were granted, and by how much, including on GPUs not assigned to them.",
         CONTAINER,
         {"Beyond": (BYTES, f"sort_desc({by(OF_CONTAINER, BEYOND, 'max')})")},
         width=12,
     ),
     table(
-        "Limits that are not held",
-        "differs: the driver has the limit shown, which is not the one granted. missing: it has none; the one shown is "
-        "the one granted.",
+        "Driver limits that differ, by container",
+        "differs: the driver has the limit shown, which is not the one granted. missing: the driver has none; the "
+        "limit shown was granted.",
         {**CONTAINER, "enforcement": "Limits by", "state": "State"},
         {"Limit": (BYTES, by(f"{OF_CONTAINER}, enforcement, state", NOT_HELD, "max"))},
         width=12,
@@ -459,8 +459,8 @@ CONDITION = (
     ),
     lines(
         "Slowed",
-        "Part of the time in which the clocks of a GPU were lowered, by reason. power_cap is usual under full load; "
-        "heat and power_brake are not.",
+        "Fraction of the time in which the clocks of a GPU were lowered, by reason. power_cap is usual under full "
+        "load; heat and power_brake are not.",
         {
             "{{node}} {{gpu}} {{reason}}": by(
                 f"{OF_GPU}, reason", of_card('avg_over_time(gpushare_gpu_throttled{node=~"$node"}[5m])'), "max"
@@ -470,8 +470,8 @@ CONDITION = (
         most=1,
     ),
     lines(
-        "Kernels run",
-        "Part of the time in which a kernel ran on each GPU, however much of it that kernel kept busy.",
+        "Time with a kernel running",
+        "Fraction of the time in which a kernel ran on each GPU, however little of the GPU that kernel used.",
         {"{{node}} {{gpu}}": by(OF_GPU, of_card('gpushare_gpu_utilization_ratio{node=~"$node"}'), "max")},
         unit=PART,
         most=1,
@@ -491,7 +491,7 @@ CONDITION = (
     ),
     lines(
         "Memory errors",
-        "ECC errors of the last hour. After an uncorrected one drain the node and reset the GPU.",
+        "ECC errors of the last hour. After an uncorrected error drain the node and reset the GPU.",
         {
             f"{{{{node}}}} {{{{gpu}}}} {kind}": by(
                 OF_GPU, of_card(f'increase(gpushare_gpu_ecc_{kind}_errors_total{{node=~"$node"}}[1h])'), "max"
@@ -522,11 +522,11 @@ def hours(expression: str, labels: str = "namespace") -> str:
 
 ALLOCATION = (
     lines(
-        "GPUs given, free and stranded",
-        "Stranded: free, and of no use to the pods that usually come, as the extender has learned; it is part of free, "
-        "and 0 until something was learned.",
+        "GPUs allocated, free and stranded",
+        "Stranded: free memory that no pod of your usual mix can use. It is included in free, and 0 until the "
+        "extender has learned the mix.",
         {
-            "given": f"sum({HELD})",
+            "allocated": f"sum({HELD})",
             "free": f"sum(1 - {gpu('gpushare_gpu_memory_allocated_bytes')} / {gpu('gpushare_gpu_memory_bytes')})",
             "stranded": none_is_zero(
                 f"sum({by('node', STRANDED, 'max')}) / avg({gpu('gpushare_gpu_memory_bytes')})",
@@ -535,14 +535,14 @@ ALLOCATION = (
         width=12,
     ),
     bars(
-        "GPU-hours given, by namespace",
-        "In the time that is shown. `gpu-device-plugin cost` divides it to the cent, with owners and gaps.",
+        "GPU-hours allocated, by namespace",
+        "In the time shown. `gpu-device-plugin cost` divides it to the cent, with owners and gaps.",
         {"{{namespace}}": hours(HELD)},
         width=6,
     ),
     bars(
         "GPU-hours used, by namespace",
-        "By memory, in the time that is shown: what containers used of what they were given.",
+        "By memory, in the time shown: how much of their allocation containers used.",
         {"{{namespace}}": hours(USED_PART)},
         width=6,
     ),
@@ -569,7 +569,7 @@ def dashboard() -> Json:
     return grafana.dashboard(
         "gpushare",
         "GPU sharing",
-        "GPUs shared by memory: what pods were given beside what they use, who exceeds, who waits.",
+        "GPUs shared by memory: what is allocated, what is used, who is over the limit, who is pending.",
         rows=ROWS,
         variables=VARIABLES,
         tags=("gpu", "gpushare", "kubernetes"),

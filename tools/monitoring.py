@@ -27,7 +27,7 @@ _RULE = """\
 #
 #   kubectl apply -f deploy/monitoring/prometheusrule.yaml
 #
-# Change files/rules.yaml, and write this file anew with `python -m tools.monitoring`.
+# Change files/rules.yaml, and rewrite this file with `python -m tools.monitoring`.
 # Lines to look at before applying are marked CHANGE.
 apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule

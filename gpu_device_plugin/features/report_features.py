@@ -112,7 +112,7 @@ REPORT_FEATURES: dict[str, ReportParts] = {
         malformed=(unreadable_wishes,),
         placed=(lambda pod, resources, node, _: resizes(pod, resources, node),),
         cluster_checks=(
-            Check("memory wishes", "variables", wishes, "elastic_pods nodes memory_resource", partly="pods"),
+            Check("memory requests", "variables", wishes, "elastic_pods nodes memory_resource", partly="pods"),
         ),
     ),
     "over_use": ReportParts(

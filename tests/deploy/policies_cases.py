@@ -417,7 +417,7 @@ PLACEMENT_CASES = (
     Case("promised more by the node's agent", annotate("placed", {wire.MEMORY_PROMISED: "{}"}),
          {PLACEMENT: BY_OTHERS, OWN_NODE: f"{wire.MEMORY_PROMISED}: a node agent writes"}, user=AGENT_A),
     Case("another annotation by the extender", annotate("placed", {"note": "mine"}),
-         {OWN_PROMISE: "note: the scheduler writes what it promises to a pod"}, user=EXTENDER),
+         {OWN_PROMISE: "note: the scheduler writes what it assigns to a pod"}, user=EXTENDER),
     Case("another image by the extender",
          patch("placed", {"spec": {"containers": [{"name": "main", "image": "example.com/other:1"}]}}, "", STRATEGIC),
          {OWN_PROMISE: "spec: the scheduler writes"}, user=EXTENDER),
@@ -522,7 +522,7 @@ AGENT_CASES = (
 )  # fmt: skip
 
 FORGED = (
-    "a node agent tells of its own node, and of pods what concerns their GPUs, as 'gpu-device-plugin' of that "
+    "a node agent writes Events about its own node and the GPUs of pods, as 'gpu-device-plugin' of that "
     "node; this token is of node 'node-a'"
 )
 A_POD = {"apiVersion": "v1", "kind": "Pod", "name": "plain", "namespace": "default", "uid": "1"}
@@ -557,8 +557,8 @@ def bounded(wish: str, *containers: dict[str, Any]) -> Request:
 
 
 def allowed_only(more: int) -> dict[str, str]:
-    return {GUARANTEE: f"the pod wishes for {more} units beyond its requests, and the label {wire.RESIZE_BOUND} of "
-                       "namespace bounded allows 8 to all of its pods together"}  # fmt: skip
+    return {GUARANTEE: f"the pod asks for {more} shares beyond its requests, and the label {wire.RESIZE_BOUND} of "
+                       "namespace bounded allows 8 to all its pods together"}  # fmt: skip
 
 
 TWO = (container("a", mem=4), container("b", mem=2))

@@ -100,7 +100,7 @@ OWN: Mapping[str, Seen] = {
     ),
     "elastic": Seen(
         commands={"resize"},
-        checks={"memory wishes: resize-waits"},
+        checks={"memory requests: resize-waits"},
         told={"Container 'main' is guaranteed 2 GiB and requests 3 GiB"},
     ),
     "over_use": Seen(

@@ -13,7 +13,7 @@ class CapacitySettings(Settings):
         "off",
         one_of("off", "auto", "buffers", "stand-ins"),
         "Ask the cluster's autoscaler for the nodes that pending pods need GPU by GPU: by CapacityBuffers, by pods "
-        "that stand in for the room, or by what there is (auto). Needs deploy/optional/capacity.yaml.",
+        "that stand in for the room, or by whichever the cluster supports (auto). Needs deploy/optional/capacity.yaml.",
     )
     node_start_s: float = knob(
         "10m",
@@ -24,7 +24,7 @@ class CapacitySettings(Settings):
     keep_nodes: bool = knob(
         "false",
         SWITCH,
-        "Keep autoscalers from removing nodes whose pods fit on no other GPUs, and hold the places of those that fit. "
+        "Keep autoscalers from removing nodes whose pods fit on no other GPUs, and hold room for the pods of others. "
         "Needs deploy/optional/capacity.yaml.",
     )
     rebalance: int = knob(

@@ -76,7 +76,7 @@ def claim_causes(
         if pod.phase == "Pending" and not pod.running and not pod.deleting:
             # The kubelet prepares claims before it starts containers.
             text = "Its node prepares its claims before its containers start"
-            told = "; its Events say why not:" if status.events else ", and no Event says that anything is in the way."
+            told = "; its Events say why not:" if status.events else ", and no Event reports a problem."
             states.append(note("preparing-fails" if status.events else "preparing", f"{text}{told}"))
         if nodes is not None and pod.node_name in nodes:
             states += lent(pod, nodes[pod.node_name].report)
@@ -143,7 +143,7 @@ def _instances(waiting: Iterable[Claim], nodes: Mapping[str, NodeView] | None) -
         )
         yield note("instances-free", text, instances=few(free, "; "))
     else:
-        text = "No node that serves claims has a MIG instance, healthy, that no claim has."
+        text = "No node that serves claims has a healthy MIG instance that no claim holds."
         yield note("no-instance-free", text)
 
 
@@ -168,7 +168,7 @@ def _asked(request: DeviceRequest) -> Finding:  # noqa: PLR0911
         return note("admin-access", "admin access to GPUs that others hold")
     if not asks_for_ours(request):
         text = (
-            f"devices of the class {{name}}, which is none of ours ({SHARED_CLASS}, {WHOLE_CLASS}, {MIG_CLASS}), so "
+            f"devices of the class {{name}}, which is not one of ours ({SHARED_CLASS}, {WHOLE_CLASS}, {MIG_CLASS}), so "
             "that its nodes are not explained here"
         )
         return note("devices-of-others", text, name=request.device_class)

@@ -138,7 +138,7 @@ def others_here(settings: NodeSettings, found: Iterable[Detection]) -> Iterator[
             advice = "make sure that each has GPUs of its own: --exclude-gpus"
             yield warning("other-plugin-allowed", "{problem}, which is allowed", advice, problem=sighting.finding)
         else:
-            text = "{problem}, so that the agent shares none"
+            text = "{problem}, so the agent shares none"
             yield error("other-plugin", text, sighting.other.off, problem=sighting.finding)
     if not found:
         yield ok("no-other-plugin", "no other plugin hands out GPUs here")

@@ -120,7 +120,7 @@ def sightings(
     known = [pattern for other in OTHERS for pattern in other.resources]
     for name in sorted(set(given) & {*offered}):
         if not any(fnmatchcase(name, pattern) for pattern in known):
-            sign = f"a container was given GPUs by {name}, of which the node offers {allocatable[name]}"
+            sign = f"a container was allocated GPUs by {name}, of which the node offers {allocatable[name]}"
             found.append(Detection(Other(f"the device plugin of {name}", _OFF), (sign,)))
     return tuple(found)
 

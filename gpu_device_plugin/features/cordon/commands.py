@@ -64,9 +64,7 @@ async def cordon(arguments: argparse.Namespace, access: Access, resources: Seque
         would = "would be" if arguments.dry_run else "is"
         lines = [f"{target} of {name} {would} {cordons.get(target.uuid, mark)}."]
         if not arguments.dry_run:
-            lines.append(
-                "The scheduler extender sends no pod there any more; the node's agent follows within a minute."
-            )
+            lines.append("The scheduler extender sends no more pods there; the node's agent follows within a minute.")
     if not arguments.drain:
         return lines, OK
     marks = {CORDONS: _text(cordons) or ""}
@@ -167,7 +165,7 @@ def _cordons(node: NodeRecord) -> Mapping[str, Cordon]:
         return read_cordons(node.annotations[CORDONS]) if CORDONS in node.annotations else {}
     except MalformedAnnotationError as error:
         raise ClusterUnreadableError(
-            f"{error}, so nobody can tell which GPUs of {node.name} were put aside; look at it, then remove it: "
+            f"{error}, so nobody can tell which GPUs of {node.name} are cordoned; look at it, then remove it: "
             f"kubectl annotate node {node.name} {CORDONS}-"
         ) from error
 
@@ -203,7 +201,7 @@ _GPU = (
 
 CORDON = Command(
     "cordon",
-    "let no new pod have a GPU, and move those there away",
+    "keep new pods off a GPU, and optionally move its pods away",
     cordon,
     (
         *_GPU,
@@ -216,7 +214,7 @@ CORDON = Command(
             ),
             default="",
             metavar="TEXT",
-            help="why it is put aside, for all to read",
+            help="why the GPU is cordoned, for all to read",
         ),
         switch("--drain", "also move the pods on the GPU elsewhere, as plan does"),
         YES,
@@ -224,4 +222,4 @@ CORDON = Command(
     ),
     _check,
 )
-UNCORDON = Command("uncordon", "let new pods have the GPU again", uncordon, (*_GPU, DRY_RUN))
+UNCORDON = Command("uncordon", "let new pods use the GPU again", uncordon, (*_GPU, DRY_RUN))

@@ -22,7 +22,7 @@ class IdleSettings(UseSettings):
     idle_below: int = knob(
         "1",
         number(0, 100),
-        "The most percent of the multiprocessors' time that an idle container uses.",
+        "The highest use of the multiprocessors, in percent of the time, at which a container counts as idle.",
         live=True,
     )
 

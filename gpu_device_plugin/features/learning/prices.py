@@ -157,7 +157,7 @@ def _sentences(document: Mapping[str, Any], study: LearningResult) -> list[str]:
     )
     if of_several := document["ofSeveralGpus"]:
         told.append(
-            f"{of_several:.0%} of the demand is for several GPUs at once: an unused GPU is kept for them with up "
+            f"{of_several:.0%} of the requests are for several GPUs at once: an unused GPU is kept for them with up "
             f"to {HOSTS * of_several:.2f} of its worth."
         )
     trial = study.trial
@@ -167,13 +167,13 @@ def _sentences(document: Mapping[str, Any], study: LearningResult) -> list[str]:
     )
     if study.few_run:
         told.append(
-            f"The namespaces of these pods have {study.running:.1%} of the cluster in use, which is too little to tell "
+            f"The namespaces of these pods have {study.running:.1%} of the cluster in use, too little to decide "
             "whose pods count: the policy fit is binpack."
         )
     if study.distrusted:
         told.append(
             f"Pods of {first(list(map(printable, study.distrusted)))} count as no more than {LITTLE:.0%} of the "
-            "demand: learning from them would cost the pods of other namespaces GPUs."
+            "requests: learning from them would cost the pods of other namespaces GPUs."
         )
     return [*told, DISCLAIMER]
 

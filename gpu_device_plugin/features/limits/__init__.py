@@ -62,7 +62,7 @@ class LimitHelperSettings(LogSettings):
     memory_dir: Path = knob(
         "/run/gpushare/memory",
         DIRECTORY,
-        "Directory in which the agent says which limits it wants, its setting memory_dir.",
+        "Directory in which the agent requests limits; its setting memory_dir.",
     )
     gpus: str = knob(
         "nvml",

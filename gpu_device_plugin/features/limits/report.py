@@ -60,7 +60,7 @@ def not_held_states(_: NodeView, parts: Sequence[ContainerUse]) -> Iterable[Stat
         return ()
     worst = max(broken, key=lambda part: _BROKEN.index(part.held))
     found = "no driver limit" if worst.found_mib is None else f"driver limit {mib(worst.found_mib)}"
-    text, word = f"{found}, granted {mib(worst.most_mib)}", "limit differs"
+    text, word = f"{found}, granted {mib(worst.most_mib)}", "driver limit differs"
     said = {"held": f"{worst.held}", "foundMiB": worst.found_mib, "grantedMiB": worst.most_mib}
     return [State(4, "limit-not-held", Tone.BAD, text, said, word, counted=word)]
 
@@ -117,7 +117,7 @@ def limits_here(  # noqa: PLR0917 - what a check reads
         yield error("extra-grant-unusable", text, "correct it, or empty extra_grant", problem=extra_grant_problem)
         return
     if invented:
-        yield ok("invented", "invented GPUs have none")
+        yield ok("invented", "fake GPUs have none")
         return
     if driver_problem:
         yield Unknown("no-driver", "advisory as long as no driver answers")
@@ -135,7 +135,7 @@ def limits_here(  # noqa: PLR0917 - what a check reads
         yield (error if refused else warning)(
             "limits-missing",
             "{missing} (driver {version})",
-            "provide what is missing, or ask for other means by the setting limits or the node label "
+            "provide what is missing, or choose another enforcement by the setting limits or the node label "
             "gpu-device-plugin/set-limits; limits_fallback: advisory shares without",
             missing=missing,
             version=version,

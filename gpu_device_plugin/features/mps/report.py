@@ -35,7 +35,7 @@ def supervisors(
         if node.shares_gpus and (asked or present is Enforcement.MPS):
             wanting.append(node.name)
     if missing := tuple(name for name in wanting if name not in ready):
-        text = "no MPS supervisor is ready on {nodes}, whose limits are to be those of MPS"
+        text = "no MPS supervisor is ready on {nodes}, where MPS should limit memory"
         yield error("no-supervisor", text, _START_MPS, nodes=missing)
     elif wanting:
         yield ok("supervisors", "a supervisor is ready on {nodes:node}", nodes=len(wanting))
@@ -67,7 +67,7 @@ def supervisor(
             )
         return
     if isinstance(daemons, str):
-        yield error("no-supervisor", "the limits are to be those of MPS, and {why}", _START_MPS, why=daemons)
+        yield error("no-supervisor", "MPS should limit memory here, but {why}", _START_MPS, why=daemons)
         return
     ill = {uuid: gpu for uuid, gpu in daemons.items() if gpu.status in {MpsStatus.FAULT, MpsStatus.FAILED}}
     for uuid, gpu in sorted(ill.items()):

@@ -203,7 +203,7 @@ def _price(flag: str, text: str) -> Fraction:
 def _nothing(series: Sequence[Series], period: Period) -> str:
     when = f"from {rfc3339(period.start)} to {rfc3339(period.end)}"
     if any(each.name == GIVEN and each.values for each in series):
-        return f"there is no {MEMORY} {when}, only what containers were given; read both"
+        return f"there is no {MEMORY} {when}, only what containers were allocated; read both"
     return (
         f"there is no {MEMORY} {when}: do agents run with --http, and does Prometheus read them? See docs/operations.md"
     )

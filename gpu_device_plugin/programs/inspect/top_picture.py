@@ -55,7 +55,7 @@ def frame(picture: Picture, width: int) -> list[Line]:
 
 def head(picture: Picture, width: int) -> list[Line]:
     """Return what is said above the tables."""
-    waiting = f"{counted(picture.waiting, 'pod waits', 'pods wait')}" if picture.waiting else "no pod waits"
+    waiting = counted(picture.waiting, "pod is pending", "pods are pending") if picture.waiting else "no pod is pending"
     of = f" of namespace {picture.namespace}" if picture.namespace else ""
     lines = [
         Line(fitted(f"GPU shares{of}, read at {picture.at}; {waiting}", width), Tone.HEADING),

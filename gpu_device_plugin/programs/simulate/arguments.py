@@ -41,7 +41,7 @@ def add_simulate(commands: argparse._SubParsersAction[Any]) -> None:
         help="a file, entries, or the cluster [cluster; none for --pods with --nodes-needed NODE]",
     )
     parser.add_argument(
-        "--pods", metavar="PODS", help="a file, entries, or the cluster: its waiting pods [the source of the nodes]"
+        "--pods", metavar="PODS", help="a file, entries, or the cluster: its pending pods [the source of the nodes]"
     )
     parser.add_argument(
         "--policy", default="fit,binpack", metavar="NAMES", help="of fit, binpack, spread [fit,binpack]"
@@ -51,11 +51,11 @@ def add_simulate(commands: argparse._SubParsersAction[Any]) -> None:
     question.add_argument(
         "--until",
         metavar="rejected|PERCENT",
-        help="let pods of the list come again and again, until one finds no room, or until they have asked for PERCENT "
-        "of the free GPUs; by default each pod comes once",
+        help="let pods of the list arrive repeatedly, until one finds no room, or they have requested PERCENT of the "
+        "free GPU memory; by default each pod arrives once",
     )
     question.add_argument(
-        "--departures", metavar="PERCENT", help="let pods leave again; those that run ask for PERCENT of the free GPUs"
+        "--departures", metavar="PERCENT", help="let pods arrive and leave; they request PERCENT of the free GPU memory"
     )
     question.add_argument(
         "--nodes-needed",
@@ -63,15 +63,15 @@ def add_simulate(commands: argparse._SubParsersAction[Any]) -> None:
         const="",
         metavar="NODE",
         help="find how many nodes of the kind NODE, such as '4x H100 cpu=64', take all pods beside those in --nodes; "
-        "without NODE, how many empty ones of the kind in --nodes do",
+        "without NODE, how many empty ones of the kind in --nodes",
     )
     parser.add_argument(
         "--burst",
         nargs="?",
         const="100,99,95,90,75,50",
         metavar="PERCENTS",
-        help="guarantee pods with a recorded use only what they did not exceed for these parts of the time, and let "
-        "them borrow the rest [100,99,95,90,75,50]",
+        help="guarantee pods with recorded use only what they did not exceed in these percentages of the time, and "
+        "let them borrow the rest [100,99,95,90,75,50]",
     )
     parser.add_argument(
         "--return-grace", default="30s", metavar="DURATION", help="how long a borrower has to return memory [30s]"
@@ -79,7 +79,7 @@ def add_simulate(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--skip-misfits", action="store_true", help="leave out the pods that fit on no node, not even on an empty one"
     )
-    parser.add_argument("--from-empty", action="store_true", help="the pods that run with GPUs come again, too")
+    parser.add_argument("--from-empty", action="store_true", help="running GPU pods leave, and arrive again")
     parser.add_argument("-o", "--output", default="table", choices=("table", "json"), help="the form of the result")
     parser.add_argument(
         "--plot", metavar="FILE", help="draw the result too, as FILE.svg or FILE.png (needs matplotlib)"

@@ -238,5 +238,5 @@ def burst_table(document: Json) -> list[Line]:
     """Return the answer, and a row for each choice of guarantees."""
     choices = document["choices"]
     rows = [tuple(cell(each, choices[0]) for cell in _COLUMNS.values()) for each in choices]
-    about = "guarantee: what a pod did not exceed for that part of the time; short: part of the GPUs' time"
+    about = "guarantee: what a pod did not exceed in that fraction of the time; short: fraction of the GPUs' time"
     return [Line(document["answer"]), Line(""), *aligned(tuple(_COLUMNS), rows), Line(about, Tone.FAINT)]

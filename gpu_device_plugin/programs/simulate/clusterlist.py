@@ -124,7 +124,7 @@ class _Reader:
             if before_us and offered:
                 self._nvidia[node.name] = nvidia_node(node)
             elif offered and not self._ours(node):
-                self._leave_out(f"node {node.name}", f"its GPUs are given as {WHOLE.name}, by no agent of ours")
+                self._leave_out(f"node {node.name}", f"its GPUs are offered as {WHOLE.name}, by no agent of ours")
             elif not self._ours(node):
                 self._leave_out(f"node {node.name}", not_offered(node) or "it has no GPUs")
             self._put(node)
@@ -256,7 +256,7 @@ class _Reader:
             elif node.rooms:
                 nodes.append(self._with_pods(Start(name, shape_of(node), free_capacity(node))))
             elif node.gpus.instances:
-                why = "its MIG instances are given whole, by the resources of their profiles"
+                why = "its MIG instances are allocated whole, by the resources of their profiles"
                 self._leave_out(f"node {name}", why)
         left_out = [
             f"{names[0]} is left out: {why}"

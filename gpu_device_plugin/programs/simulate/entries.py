@@ -34,8 +34,8 @@ _MOST_GIB_MEANT = 4096
 _SIZE = re.compile(r"([0-9]{1,9})([MGT])i?B?", re.IGNORECASE)
 _GIB = {"M": Fraction(1, 1024), "G": Fraction(1), "T": Fraction(1024)}
 _WRONG_WORDS = {
-    "gpu": "count for whole GPUs, or mem for a part of one",
-    "gpus": "count for whole GPUs, or mem for a part of one",
+    "gpu": "count for whole GPUs, or mem for shares of one",
+    "gpus": "count for whole GPUs, or mem for shares of one",
     "gpumem": "mem",
     "vram": "mem",
     "ram": "memory",

@@ -65,7 +65,7 @@ def not_offered(node: NodeRecord) -> str:
     names = sorted(name for name in node.others if name.startswith("nvidia.com/"))
     if names:
         return (
-            f"its GPUs are given as {', '.join(names)[:200]}, and {WHOLE.name} and {RENAMED.name} are read; name it "
+            f"its GPUs are offered as {', '.join(names)[:200]}, and {WHOLE.name} and {RENAMED.name} are read; name it "
             "in words"
         )
     return f"its labels name GPUs, and it has no {WHOLE.name}; is NVIDIA's device plugin running there?"

@@ -304,6 +304,6 @@ def show_burst(figure: Figure, choices: Sequence[Json]) -> None:
     below.set_ylim(0, max(1, *short) * 1.3)
     below.set_ylabel("% of GPU time")
     below.set_title("Time in which less memory was free than was guaranteed")
-    below.set_xlabel("guarantee: the memory that a pod did not exceed for this part of its time")
+    below.set_xlabel("guarantee: the memory that a pod did not exceed in this fraction of its time")
     for axes in (above, below):
         axes.grid(visible=False, axis="x")

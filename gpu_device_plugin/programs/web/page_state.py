@@ -109,7 +109,7 @@ class WaitingPage:
         more = sum(may_see(each.pod.namespace) for each in self._cluster.waiting) - MOST_WAITING
         if more <= 0:
             return []
-        text = "{n:more pod waits|more pods wait}; the oldest {most} are shown."
+        text = "{n:more pod is|more pods are} pending; the oldest {most} are shown."
         return [note("more-pods-wait", text, n=more, most=MOST_WAITING)]
 
     async def run(self) -> NoReturn:

@@ -83,8 +83,8 @@ def test_the_sentences_of_a_claim_that_is_not_allocated() -> None:
         (
             DeviceRequest("r", "nic"),
             (
-                "devices of the class nic, which is none of ours (gpushare, gpushare-whole, gpushare-mig), so that its "
-                "nodes are not explained here"
+                "devices of the class nic, which is not one of ours (gpushare, gpushare-whole, gpushare-mig), so that "
+                "its nodes are not explained here"
             ),
         ),
     ],

@@ -225,7 +225,7 @@ async def test_a_plugin_that_nobody_knows_is_found_by_the_gpus_that_it_gave() ->
         await there.node.until(lambda: agent.state.node.ledger.held_by_other_resource == {there.node.uuids[1]: UNKNOWN})
         await there.node.until(lambda: bool(there.events("OtherDevicePlugin")))
         (event,) = there.events("OtherDevicePlugin")
-        assert f"a container was given GPUs by {UNKNOWN}" in event["note"]
+        assert f"a container was allocated GPUs by {UNKNOWN}" in event["note"]
         await there.node.until(lambda: there.node.sockets == set())
 
 

@@ -85,7 +85,7 @@ def test_whoever_has_given_a_container_gpus_hands_them_out_while_the_node_offers
             ("vgpu-manager", "the node offers 8 nvidia.com/vgpu-number"),
             (
                 "the device plugin of example.com/slice",
-                "a container was given GPUs by example.com/slice, of which the node offers 8",
+                "a container was allocated GPUs by example.com/slice, of which the node offers 8",
             ),
         )
     ]

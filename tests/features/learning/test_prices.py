@@ -60,7 +60,7 @@ def test_a_lesson_is_a_table_of_the_sizes_that_come_with_sentences() -> None:
     assert lines[-1] == DISCLAIMER
     assert "A pod of 13 of the 24 shares of NVIDIA A10 strands 3, and is priced as 0.6" in "\n".join(lines)
     assert "40 pods of 4 kinds seen. For each share they request 0.32 CPUs and 1.13 GiB of memory." in lines
-    assert any("% of the demand is for several GPUs at once" in line for line in lines)
+    assert any("% of the requests are for several GPUs at once" in line for line in lines)
 
 
 def test_few_pods_teach_nothing_yet() -> None:
@@ -129,7 +129,7 @@ def test_a_lesson_says_how_it_did_beside_binpack_and_whether_it_is_in_force() ->
 def test_a_lesson_names_the_namespaces_that_count_little() -> None:
     one = taught(40, MIX, {A10: 1, T4: 2}, distrusted=("\x1b[31mred",))
     many = taught(40, MIX, {A10: 1, T4: 2}, distrusted=tuple(f"team-{number}" for number in range(7)))
-    told = "count as no more than 2% of the demand: learning from them would cost the pods of other namespaces GPUs."
+    told = "count as no more than 2% of the requests: learning from them would cost the pods of other namespaces GPUs."
     (line,) = [line for line in texts(one, 300) if "count as" in line]
     assert "\x1b" not in line
     assert f"Pods of team-0, team-1, team-2, team-3, team-4 and 2 more {told}" in texts(many, 300)
@@ -138,9 +138,7 @@ def test_a_lesson_names_the_namespaces_that_count_little() -> None:
 
 def test_a_lesson_of_pods_of_which_few_run_says_so_and_is_not_in_force() -> None:
     few, enough = taught(40, MIX, {A10: 1, T4: 2}, running=0.004), taught(40, MIX, {A10: 1, T4: 2}, running=0.2)
-    told = (
-        "The namespaces of these pods have 0.4% of the cluster in use, which is too little to tell whose pods count: "
-    )
+    told = "The namespaces of these pods have 0.4% of the cluster in use, too little to decide whose pods count: "
     assert f"{told}the policy fit is binpack." in texts(few, 300)
     assert not any("whose pods count" in line for line in texts(enough, 300))
     assert (few[0]["inForce"], enough[0]["inForce"]) == (False, True)

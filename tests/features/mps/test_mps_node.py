@@ -98,7 +98,7 @@ async def test_a_larger_container_waits_until_the_daemon_lets_it_have_its_part()
         supervisor.held = True
         agent.features.of(Mps).start_s = 0.3
         refused = await node.kubelet.admit(pod("l", mem=5))
-        assert "the MPS daemon of GPU 0 lets a process have 2048 MiB only, after 15 s" in refused.message
+        assert "the MPS daemon of GPU 0 lets a process have only 2048 MiB, after 15 s" in refused.message
         assert supervisor.wanted == {node.uuids[0]: 2 * 1024}
         supervisor.held, agent.features.of(Mps).start_s = False, 15.0
         assert (await node.kubelet.admit(pod("m", mem=5))).only.running

@@ -343,7 +343,7 @@ def test_top_is_drawn_again_when_the_cluster_changes(world: World) -> None:
     world.has(node("gpu-1", gpu(0)), pod("a", 5, on="gpu-1", idx=0), pod("want", 3))
     with terminal(world, "top", "--interval", "0.5", "--sort-by", "given") as shown:
         first = shown.until("default/a")
-        assert "1 pod waits" in first
+        assert "1 pod is pending" in first
         world.has(pod("b", 4, on="gpu-1", idx=0))
         assert "9G/15G" in shown.until("default/b")
         shown.press("q")

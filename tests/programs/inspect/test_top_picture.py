@@ -31,11 +31,11 @@ def texts(**how: Any) -> list[str]:
 
 def test_the_head_says_what_is_shown_and_since_when() -> None:
     head = texts()
-    assert head[0] == "GPU shares, read at 12:00:00; 2 pods wait"
+    assert head[0] == "GPU shares, read at 12:00:00; 2 pods are pending"
     assert head[1] == "node d: its annotation is no JSON"
     assert head[2].startswith("3 nodes, 3 GPUs   given 24G of 60G (40%)")
     assert "(use read up to 5 min ago)" in head
-    assert frame(replace(PICTURE, waiting=0), 80)[0].text.endswith("; no pod waits")
+    assert frame(replace(PICTURE, waiting=0), 80)[0].text.endswith("; no pod is pending")
 
 
 def test_why_it_is_not_current_is_told_in_red() -> None:

@@ -152,7 +152,7 @@ async def test_the_why_of_a_pod_is_opened_and_left(how: str) -> None:
         assert user.lines()[:2] == ["ml/[red]want\\x1b waits because of [b]nothing", "and so on"]
         assert user._cluster.asked == ["ml/[red]want\x1b"]
         await user.press("escape")
-        assert user.lines()[0] == "GPU shares, read at 12:00:00; 1 pod waits"
+        assert user.lines()[0] == "GPU shares, read at 12:00:00; 1 pod is pending"
 
 
 async def test_without_a_pod_there_is_no_why() -> None:

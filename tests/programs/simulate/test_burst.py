@@ -21,7 +21,7 @@ ANSWER = (
     "fit: 3 pods run instead of 1, with a guarantee of what each did not exceed for 75 % of the time; in 4.0 hours "
     "none is evicted, and pods are asked 1 time to return memory"
 )
-ABOUT = "guarantee: what a pod did not exceed for that part of the time; short: part of the GPUs' time"
+ABOUT = "guarantee: what a pod did not exceed in that fraction of the time; short: fraction of the GPUs' time"
 
 
 def borrower(guaranteed: int, limit: int, *use: int, priority: int = 0) -> Borrower:

@@ -92,7 +92,7 @@ def test_nodes_that_take_no_pods_or_give_their_instances_whole_are_left_out_and_
     assert found.notes == (
         "node b is left out: it is not ready",
         "node c is left out: it is cordoned",
-        "node d is left out: its MIG instances are given whole, by the resources of their profiles",
+        "node d is left out: its MIG instances are allocated whole, by the resources of their profiles",
     )
 
 
@@ -284,8 +284,8 @@ def test_replicas_by_another_name_are_read_too() -> None:
     renamed["status"]["allocatable"] = {**renamed["status"]["capacity"], "nvidia.com/gpu-t4": "2"}
     assert listed(renamed).notes == (
         (
-            "node b is left out: its GPUs are given as nvidia.com/gpu-t4, and nvidia.com/gpu and nvidia.com/gpu.shared "
-            "are read; name it in words"
+            "node b is left out: its GPUs are offered as nvidia.com/gpu-t4, and nvidia.com/gpu and "
+            "nvidia.com/gpu.shared are read; name it in words"
         ),
     )
 
@@ -375,7 +375,7 @@ def test_once_an_agent_of_ours_runs_the_nodes_of_nvidias_plugin_are_left_out_and
     assert [each.name for each in found.nodes] == ["a"]
     assert coming(found) == ()
     assert found.notes == (
-        "node b is left out: its GPUs are given as nvidia.com/gpu, by no agent of ours",
+        "node b is left out: its GPUs are offered as nvidia.com/gpu, by no agent of ours",
         (
             "pod default/waits is left out: it asks for nvidia.com/gpu: 1, which is not read; did you mean "
             "aliyun.com/gpu-count?"

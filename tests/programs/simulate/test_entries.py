@@ -48,8 +48,8 @@ def test_pods_in_words_may_be_parts_of_a_gpu_whole_gpus_or_neither() -> None:
         ("999999999x mem=8", "more than 1,000,000"),
         ("mem=99999999", "at most 1,048,576"),
         ("mem=1 cpu=9E", "no machine has so much CPU"),
-        ("gpu=1", "there is no 'gpu' here; write count for whole GPUs, or mem for a part of one"),
-        ("gpus=2", "write count for whole GPUs, or mem for a part of one"),
+        ("gpu=1", "there is no 'gpu' here; write count for whole GPUs, or mem for shares of one"),
+        ("gpus=2", "write count for whole GPUs, or mem for shares of one"),
         ("gpu-mem=8", "there is no 'gpu-mem' here; write mem"),
         ("replicas=3 mem=8", "write a number in front, as in 40x"),
         (

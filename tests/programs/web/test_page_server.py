@@ -706,7 +706,7 @@ async def test_pods_of_others_push_none_of_mine_off_the_page(api: ApiServer) -> 
         async with page.live(Authorization=bearer("root")) as stream:
             _, event = await stream.next()
         assert len(event["waiting"]) == MOST_WAITING
-        assert event["notes"] == ["6 more pods wait; the oldest 200 are shown."]
+        assert event["notes"] == ["6 more pods are pending; the oldest 200 are shown."]
 
 
 async def test_without_the_right_to_nodes_a_pod_is_told_without_its_gpus(api: ApiServer) -> None:

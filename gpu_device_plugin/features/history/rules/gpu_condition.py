@@ -34,7 +34,7 @@ _GROWING = (
     ("ecc_errors", "ecc-growing", "{errors:memory error}", 1, "if this goes on, have the GPU replaced"),
     ("nvlink_errors", "nvlink-growing", "{errors:NVLink error}", _MANY_LINK_ERRORS, _LINK),
 )
-_RESET = "drain the node and reset the GPU (docs/operations.md, A GPU is out of service)"
+_RESET = "drain the node and reset the GPU (docs/operations.md, A GPU is unhealthy)"
 
 
 def condition_here(names: Mapping[str, str], telemetry: Sequence[GpuTelemetry] | Unknown) -> Iterator[Finding]:

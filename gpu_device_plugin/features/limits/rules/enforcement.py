@@ -59,7 +59,7 @@ _REASONS: Mapping[Enforcement, str] = MappingProxyType(
         "asks it to",
         Enforcement.MPS: "the server of MPS limits each process",
         Enforcement.CUSTOM: "the setting extra_grant adds a library, which nothing proves to hold",
-        Enforcement.ADVISORY: "nothing but the container's variables names the limit",
+        Enforcement.ADVISORY: "only the container's variables name the limit",
     }
 )
 

@@ -239,7 +239,7 @@ def _lack(context: MpsGpuContext) -> tuple[str, bool]:
     if gpu.status is not MpsStatus.READY:
         return f"the MPS daemon of {name} is not ready ({_state(gpu)})", True
     if 0 < gpu.limit_mib < context.part_mib:
-        return f"the MPS daemon of {name} lets a process have {gpu.limit_mib} MiB only", True
+        return f"the MPS daemon of {name} lets a process have only {gpu.limit_mib} MiB", True
     return "", False
 
 

@@ -80,15 +80,15 @@ def _gpus(cluster: ClusterSymptoms) -> Iterator[Finding]:
             yield error("gpu-unread", "{node}: {why}", container_checks.UNREAD_ADVICE, node=node.name, why=why)
         ill = grouped((gpu.unhealthy, gpu) for gpu in node.gpus.all if gpu.unhealthy)
         for why, gpus in ill.items():
-            text = f"{{node}}: {{gpus}} {'is' if len(gpus) == 1 else 'are'} out of service: {{why}}"
-            advice = "docs/operations.md has the remedy (A GPU is out of service)"
+            text = f"{{node}}: {{gpus}} {'is' if len(gpus) == 1 else 'are'} unhealthy: {{why}}"
+            advice = "docs/operations.md has the remedy (A GPU is unhealthy)"
             yield warning("gpu-unhealthy", text, advice, node=node.name, gpus=gpu_names(gpus), why=why)
         if fault := node.gpus.cordons_fault:
-            text, advice = "{node}: {problem}: no GPU of it is put aside", "look at it, remove it, and cordon again"
+            text, advice = "{node}: {problem}: none of its GPUs is cordoned", "look at it, remove it, and cordon again"
             yield warning("cordons-unreadable", text, advice, node=node.name, problem=fault)
         for gpu in node.gpus.all:
             if gpu.cordon is not None:
-                advice = "kubectl inspect gpushare uncordon {node} {gpu} takes it back into use"
+                advice = "kubectl inspect gpushare uncordon {node} {gpu} returns it to use"
                 text = "{node}: {name} takes no new pods: it is {why}"
                 name, why = gpu_names([gpu]), str(gpu.cordon)
                 yield note("gpu-cordoned", text, advice, node=node.name, gpu=gpu.position, name=name, why=why)
@@ -120,7 +120,7 @@ def _allocatable(cluster: ClusterSymptoms) -> Iterator[Finding]:
         text = "no {resource} on {nodes}: no agent is ready there"
         yield error("not-offered", text, "see above", resource=resource, nodes=lost)
     if used := tuple(name for name in empty if name in ready):
-        text = "no {resource} on {nodes}: all GPUs are exclusively allocated, or out of service"
+        text = "no {resource} on {nodes}: all GPUs are exclusively allocated, or unhealthy"
         yield note("all-in-use", text, resource=resource, nodes=used)
     if sharing and not empty:
         yield ok("offered", "{resource} is offered by {nodes:node}", resource=resource, nodes=len(sharing))

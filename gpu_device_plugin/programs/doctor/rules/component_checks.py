@@ -222,7 +222,7 @@ def groups(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if unready := tuple(
         node.name for node in cluster.nodes if node.shares_gpus and not GPU_LABELS.isdisjoint(node.labels)
     ):
-        text = "the Cluster Autoscaler, if it runs, never removes {nodes}: their cloud's label promises nvidia.com/gpu"
+        text = "the Cluster Autoscaler, if it runs, never removes {nodes}: their cloud's label announces nvidia.com/gpu"
         yield note("label-of-gpus", text, "docs/platforms.md (From zero) names the labels to leave out", nodes=unready)
     found = cluster.karpenter
     if isinstance(found, Unknown):

@@ -56,11 +56,11 @@ def _no_driver(node: NodeSymptoms) -> Finding:
 
 
 def gpus(node: NodeSymptoms) -> Iterator[Finding]:
-    """Check that no GPU is out of service."""
+    """Check that no GPU is unhealthy."""
     for gpu in node.inventory.gpus:
         if why := node.unhealthy.get(gpu.uuid):
-            advice = "docs/operations.md has the remedy (A GPU is out of service)"
-            yield error("gpu-unhealthy", "{gpu} is out of service: {why}", advice, gpu=node.name(gpu), why=why)
+            advice = "docs/operations.md has the remedy (A GPU is unhealthy)"
+            yield error("gpu-unhealthy", "{gpu} is unhealthy: {why}", advice, gpu=node.name(gpu), why=why)
     if node.inventory.gpus and not node.unhealthy:
         kinds = Counter(gpu.instance is None for gpu in node.inventory.gpus)
         text = "{gpus} healthy" + (", and {instances:MIG instance}" if kinds[False] else "")
@@ -73,7 +73,7 @@ def gpus(node: NodeSymptoms) -> Iterator[Finding]:
 def device_nodes(node: NodeSymptoms) -> Iterator[Finding]:
     """Check the device nodes of the GPUs, and their links for systemd."""
     if node.invented:
-        yield ok("invented", "invented GPUs have none")
+        yield ok("invented", "fake GPUs have none")
         return
     if node.driver_missing:
         return  # which makes them
@@ -114,7 +114,7 @@ def runtime(node: NodeSymptoms) -> Iterator[Finding]:
             yield node.runtimes
         return
     if node.invented:
-        yield ok("invented", "invented GPUs need none")
+        yield ok("invented", "fake GPUs need none")
         return
     fit = [runtime for runtime in node.runtimes if runtime.handlers]
     for runtime in fit:

@@ -16,8 +16,8 @@ from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, know
 from gpu_device_plugin.report.rules.printing import counted
 
 _FOR_SETTINGS: Mapping[str, tuple[str, str]] = {
-    "create pods/eviction": ("the settings want pods evicted", "agent.evict"),
-    "patch nodes/status": ("the settings want the node condition GPUHealthy", "agent.nodeCondition"),
+    "create pods/eviction": ("the settings require evictions", "agent.evict"),
+    "patch nodes/status": ("the settings require the node condition GPUHealthy", "agent.nodeCondition"),
 }
 """Rights that only some settings need: which, and the value of the chart that grants it."""
 _SKEW_S = 30.0
@@ -75,7 +75,9 @@ def _given_as(node: NodeSymptoms, shares: Shares, size: str) -> Iterator[Finding
             size=size,
         )
     for shared in unified:
-        text = "{gpu} is given whole, as its memory is the machine's; --unified-memory says how much of that is shared"
+        text = (
+            "{gpu} is allocated whole, as its memory is the machine's; --unified-memory says how much of that is shared"
+        )
         yield ok("unified", text, gpu=node.name(shared.gpu))
     if instances := len(whole) - len(unified):
         yield ok("whole-instances", "{instances:MIG instance} one by one", instances=instances)
@@ -248,7 +250,7 @@ def _offered(node: NodeSymptoms) -> Iterator[Finding]:
         if amount:
             yield ok("offered", "{amount} {resource} can be allocated", amount=amount, resource=resource.name)
         elif amount == 0:
-            text = f"no {{resource}} can be allocated: {_ALL_USED[resource.kind]} or out of service, or see above"
+            text = f"no {{resource}} can be allocated: {_ALL_USED[resource.kind]} or unhealthy, or see above"
             yield note("all-in-use", text, resource=resource.name)
         else:
             advice = "the kubelet reports it within 10 s of the registration"

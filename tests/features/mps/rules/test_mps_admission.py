@@ -178,7 +178,7 @@ def test_a_container_waits_for_the_limit_of_a_daemon_that_has_smaller_clients() 
     assert choose([replace(on(lets, CLIENTS), part_mib=2048)], refuse=True) is Enforcement.MPS
     larger = [replace(on(lets, CLIENTS), part_mib=2049)]
     assert waits(larger)
-    assert choose(larger, refuse=True) == refused("the MPS daemon of GPU 0 lets a process have 2048 MiB only")
+    assert choose(larger, refuse=True) == refused("the MPS daemon of GPU 0 lets a process have only 2048 MiB")
     assert choose([replace(on(READY, CLIENTS), part_mib=2049)], refuse=True) is Enforcement.MPS, (
         "it has no limit of its own"
     )

@@ -36,7 +36,7 @@ GPU = GpuTelemetry(
     persistence=True,
 )
 COOL = "check its cooling: fans, dust, the air or water that reaches it"
-RESET = "drain the node and reset the GPU (docs/operations.md, A GPU is out of service)"
+RESET = "drain the node and reset the GPU (docs/operations.md, A GPU is unhealthy)"
 
 
 def words(findings: Iterable[Finding]) -> list[str]:

@@ -234,14 +234,14 @@ def elastic(**annotations: str) -> PodSeen:
 )
 def test_wishes_that_cannot_be_met_are_told(annotations: dict[str, str], expected: list[str]) -> None:
     pods = (elastic(**annotations), asking("plain"))
-    assert of("memory wishes", "pods pod wanted most held target why", nodes=(node("a"),), pods=pods) == expected
+    assert of("memory requests", "pods pod wanted most held target why", nodes=(node("a"),), pods=pods) == expected
 
 
 def test_the_size_of_a_gpu_that_is_not_listed_is_no_obstacle() -> None:
-    assert of("memory wishes", "pods", nodes=(), pods=(elastic(limit="40"),)) == ["ok wishes pods=1"]
+    assert of("memory requests", "pods", nodes=(), pods=(elastic(limit="40"),)) == ["ok wishes pods=1"]
 
 
 def test_a_bound_that_is_missing_is_told_with_the_command() -> None:
     pods = (elastic(guarantee="6", promised=f'{{"wish":"6","why":"no {RESIZE_BOUND}"}}'),)
-    (finding,) = CHECKS["memory wishes"](replace(WELL, nodes=(node("a"),), pods=pods))
+    (finding,) = CHECKS["memory requests"](replace(WELL, nodes=(node("a"),), pods=pods))
     assert finding.advice.startswith(f"kubectl label namespace ml --overwrite {RESIZE_BOUND}=N, the total of shares")
