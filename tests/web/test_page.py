@@ -1088,9 +1088,9 @@ async def test_an_agent_is_missed_only_once_it_has_served(browser: Browser) -> N
 
 
 async def test_why_a_pod_is_pending_is_a_row_with_a_bar_for_each_gpu(browser: Browser) -> None:
-    """As the server explains it: of 15 shares web holds 8, and the other GPU has failed with 4 in use."""
-    pods = (pod_on("ml/web", {0: 8, 1: 4}), pod_on("(hidden)/1", {1: 3}))
-    view = node_view("n0", (15, 15), *pods, unhealthy={1: "XID 48"})
+    """As the server explains it: of 15 shares web holds 8, and the other GPU has failed with 7 in use."""
+    web, hidden = pod_on("ml/web", {0: 8, 1: 4}), pod_on("(hidden)/1", {1: 3})
+    view = node_view("n0", (15, 15), web, hidden, unhealthy={1: "XID 48"})
     main = Container("main", ContainerKind.APP, 0, {RESOURCES[0].name: 12})
     asked = ask(Pod("u", "training", "finetune-70b", containers=(main,)), RESOURCES)
     assert isinstance(asked, GpuRequest)
