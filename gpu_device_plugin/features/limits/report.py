@@ -60,7 +60,7 @@ def not_held_states(_: NodeView, parts: Sequence[ContainerUse]) -> Iterable[Stat
         return ()
     worst = max(broken, key=lambda part: _BROKEN.index(part.held))
     found = "no driver limit" if worst.found_mib is None else f"driver limit {mib(worst.found_mib)}"
-    text, word = f"{found}, granted {mib(worst.most_mib)}", "driver limit differs"
+    text, word = f"{found}, granted {mib(worst.most_mib)}", "limit not as granted"
     said = {"held": f"{worst.held}", "foundMiB": worst.found_mib, "grantedMiB": worst.most_mib}
     return [State(4, "limit-not-held", Tone.BAD, text, said, word, counted=word)]
 

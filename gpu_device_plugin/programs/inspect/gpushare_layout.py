@@ -87,6 +87,7 @@ def details(nodes: Iterable[NodeView]) -> list[str]:
         rows = _pod_rows(node, amount)
         starred = starred or any(cell.endswith("*") for row in rows for cell in row)
         used, total = amount(node, node.used), amount(node, node.total)
+        failed = [f"GPU{view.gpu.position}" for view in node.gpus() if view.gpu.unhealthy]
         # The original's rule has the length of all rows of the first node in bytes, with tabs and line ends.
         rule = rule or sum(len(cell.encode()) + 1 for row in rows for cell in row) + 10
         lines += [
@@ -104,6 +105,7 @@ def details(nodes: Iterable[NodeView]) -> list[str]:
             *rows,
             ["Allocated :", f"{used} ({_percent(used, total)}%)", ""],
             ["Total :", f"{total} ", ""],
+            *([["Unhealthy :", ", ".join(failed), ""]] if failed else []),
             ["-" * rule],
         ]
     lines += [[""], [""], ["Allocated/Total GPU Memory In Cluster:", _share_of_total(nodes, amount), ""]]

@@ -64,6 +64,8 @@ def test_gpus_of_different_sizes_are_shown_as_they_are() -> None:
 def test_an_unhealthy_gpu_is_called_so_whether_it_is_empty_or_full() -> None:
     view = node_view("a", (15, 7, 4), pod_on("web", {1: 7}), unhealthy={0: "XID 79", 1: "XID 48"})
     assert re.split("  +", summary([view])[1])[2:] == ["unhealthy", "7/7 unhealthy", "0/4", "7/26"]
+    assert details([view])[7:9] == ["Total :      26          ", "Unhealthy :  GPU0, GPU1  "]
+    assert not any("Unhealthy" in line for line in details([node_view("a", (15,))]))
 
 
 def test_a_place_without_a_gpu_reads_nothing_of_nothing() -> None:

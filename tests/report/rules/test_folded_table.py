@@ -82,7 +82,7 @@ def test_over_use_trespass_and_limits_that_do_not_hold_are_told_in_words() -> No
     view = node_view("n", (15, 15), report=report(over, stranger, unassigned_usage, enforcements=enforcements))
     row, other = folded([view], 120)[1:3]
     assert row.tone is Tone.BAD
-    assert row.text.endswith("driver, refused  1 over, 1 not assigned, 1 driver limit differs")
+    assert row.text.endswith("driver, refused  1 over, 1 not assigned, 1 limit not as granted")
     assert "mps" in other.text
 
 

@@ -53,7 +53,7 @@ def test_over_use_trespass_and_loose_limits_are_said() -> None:
     )
     view = node_view("n", (15,), pod_on("over", {0: 4}, deleting=True), report=report(*parts))
     over, thief = pod_rows([view])
-    assert (over.state, over.bad) == ("over; driver limit differs; ending", True)
+    assert (over.state, over.bad) == ("over; limit not as granted; ending", True)
     assert (thief.pod, thief.given, thief.state, thief.percent) == ("default/thief", "nothing", "not assigned", None)
 
 

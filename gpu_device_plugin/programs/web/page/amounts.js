@@ -7,7 +7,7 @@ const GIB = 1024;
 /** Memory, as people say it. `mib`: in MiB. */
 export function memory(mib) {
   if (mib < GIB && mib !== 0) return `${number(mib)} MiB`;
-  if (mib >= 10240 * GIB) return `${number(mib / GIB / GIB, 1)} TiB`;
+  if (mib >= GIB * GIB) return `${number(mib / GIB / GIB, 1)} TiB`;
   const gib = mib / GIB;
   return `${number(gib, gib < 100 ? 1 : 0)} GiB`;
 }

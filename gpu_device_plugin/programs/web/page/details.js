@@ -11,6 +11,9 @@ import { planSection } from "./plans.js";
 import { badgesOf, givenSaying, gpuSaying, heldSaying, migId, modelsSaying, partSaying, placeOf, enforcementSaying, stateSaying } from "./sayings.js";
 import { say, t } from "./words.js";
 
+// What the server writes for the name of a pod that may not be seen.
+const HIDDEN = /\(hidden\)(\/\d+)?/g;
+
 /** A pod, as api/v1/pods tells it. `plans`: see `planSection`; `past` reads what agents remember. */
 export function podDetails(pod, open, plans, past) {
   const why = pod.why ?? [];
@@ -51,16 +54,16 @@ function whyBlocks(messages, open) {
 function whyRow({ gpu, model, free, verdict, held }) {
   const [name, pods] = [`GPU ${say(gpu).trim()}`, held.parameters?.pods ?? []];
   const { shares = 0 } = free.parameters;
-  const why = [say(verdict), pods.length > 0 && t("why_held", { pods: say(held) })].filter(Boolean).join(t("list_comma"));
+  const why = [say(verdict), pods.length > 0 && t("why_held", { pods: say(held).replace(HIDDEN, t("part_hidden")) })].filter(Boolean).join(t("list_comma"));
   // Why it is out of service stands in a message within another.
   const bad = JSON.stringify(verdict).includes('"gpu-unhealthy"');
   return html`<li class=${classes("why-gpu", bad && "why-bad", ["would-be-chosen", "has-room"].includes(verdict.code) && "why-good")}>
       <span>${name} <span class="quiet">${model}</span></span>
       <span class=${classes("bar", bad && "bar-bad")} role="img" aria-label=${t("why_row", { gpu: name, free: say(free), why })}>
-        ${pods.map(({ parameters: { pod, shares: n } }) => html`<span class=${`why-part ${lookOf(pod.replace(/^\(hidden\).*/, "").split("/")[0])}`} .style=${`flex-grow: ${n}`}></span>`)}
+        ${pods.map(({ parameters: { pod, shares: n } }) => html`<span class=${`why-part ${lookOf(pod.replace(HIDDEN, "").split("/")[0])}`} .style=${`flex-grow: ${n}`}></span>`)}
         <span class="bar-free" .style=${`flex-grow: ${Math.max(0, shares - pods.reduce((sum, { parameters }) => sum + parameters.shares, 0))}`}></span>
       </span>
-      <span aria-hidden="true">${say(free)}</span>
+      <span aria-hidden="true">${t("bar_free", { free: say(free) })}</span>
       <span class="why-verdict" aria-hidden="true">${why}</span>
     </li>`;
 }

@@ -118,7 +118,9 @@ function* showAll() {
   const problems = worstFirst(all.problems);
   showFilters($("filters"), { ...asked, view, by }, { namespaces: [...namespaces].sort(), models: [...models].sort(), nodes: nodes.map((node) => node.name) }, { typing: typing !== 0 });
   yield;
-  showSums($("sums"), all, asked.node || asked.model ? null : waits, showProblem);
+  // Before the cluster has been read nothing is known, also not that there is none.
+  const isRead = status.wasLive || nodes.length > 0 || cluster.waiting.length > 0;
+  showSums($("sums"), all, !isRead ? undefined : asked.node || asked.model ? null : waits, showProblem);
   troubles = all.problems.length;
   showTitle();
   showNamespaces($("keys"), all, asked.ns, (ns) => go({ ns: asked.ns === ns ? "" : ns }));
@@ -130,7 +132,7 @@ function* showAll() {
   $("waiting").hidden = !waits.length;
   $("alone").hidden = !cluster.alone.length;
   show($("calm"), [t("attention_none"), t("waiting_none")].join(t("list_comma")));
-  $("calm").hidden = problems.length > 0 || waits.length > 0 || cluster.alone.length > 0 || !nodes.length;
+  $("calm").hidden = problems.length > 0 || waits.length > 0 || cluster.alone.length > 0 || !shown.length;
   // The room at the side stays, so that nodes keep their places when a problem comes or goes.
   document.body.classList.toggle("has-side", nodes.length > 0 || waits.length > 0 || cluster.alone.length > 0);
   document.body.classList.toggle("on-map", view === "map");
@@ -145,7 +147,7 @@ function* showAll() {
   const empty = shown.length ? "" : nodes.length ? t("none_shown") : cluster.alone.length ? "" : t(status.wasLive ? "no_nodes" : "reading");
   show($("empty"), empty);
   $("empty").hidden = !empty;
-  const saying = isFiltered(asked) ? t("shown_of", { n: shown.length, all: nodes.length }) : t("shown", { n: nodes.length });
+  const saying = !isRead ? "" : isFiltered(asked) ? t("shown_of", { n: shown.length, all: nodes.length }) : t("shown", { n: nodes.length });
   show($("shown"), saying);
   // To a screen reader it is said as the answer to a person only.
   document.body.classList.toggle("is-filtered", isFiltered(asked));

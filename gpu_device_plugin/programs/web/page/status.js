@@ -40,7 +40,7 @@ export class Status {
     const first = !this.#lost;
     this.#lost = { why, next: Date.now() + nextMs };
     this.show();
-    if (first) this.say(`${this.#isLost} ${why}`);
+    if (first) this.say(this.#isLost);
   }
 
   /** Tells a screen reader; the one place that does, and only for what has to be known at once. */
@@ -49,7 +49,8 @@ export class Status {
   }
 
   get #isLost() {
-    return t(this.#wasLive ? "lost" : "not_yet");
+    const { why } = this.#lost;
+    return t(this.#wasLive ? "lost" : "not_yet", { why: why && t("lost_why", { why: why.replace(/[.。]$/, "") }) });
   }
 
   show() {
@@ -60,12 +61,11 @@ export class Status {
     const ageS = known ? (this.#read.ageS ?? 0) + (Date.now() - this.#heard) / 1000 : 0;
     if (this.#lost) {
       const next = Math.max(0, Math.ceil((this.#lost.next - Date.now()) / 1000));
-      const why = this.#lost.why ? ` (${this.#lost.why})` : "";
-      show(lostText, [this.#isLost + why, known && t("lost_shown", { age: age(ageS) }), t("lost_again", { n: next })].filter(Boolean).join(" "));
+      show(lostText, [this.#isLost, known && t("lost_shown", { age: age(ageS) }), t("lost_again", { n: next })].filter(Boolean).join(" "));
     }
     const behind = known && (!this.#read.live || ageS > STALE_S);
     status.className = `status ${this.#wasLive ? (this.#lost || behind ? "status-bad" : "status-live") : ""}`.trim();
-    if (!known) show(text, this.#lost ? t("not_yet") : t("connecting"));
+    if (!known) show(text, this.#lost ? t("not_yet", { why: "" }) : t("connecting"));
     else if (!this.#wasLive) show(text, [t("starting"), this.#read.why?.code !== "being-read" && say(this.#read.why ?? "")].filter(Boolean).join(": "));
     else if (this.#lost) show(text, t("data_age", { age: age(ageS) }));
     else if (behind) show(text, `${t("behind", { age: age(ageS) })}${this.#read.why ? `: ${say(this.#read.why)}` : ""}`);

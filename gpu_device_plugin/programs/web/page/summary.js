@@ -41,7 +41,7 @@ export function total(nodes, filters) {
 }
 
 /**
- * Writes the sums into the tiles of index.html. `waiting`: the pending pods, null where the filters ask for nodes. `chosen` (kind): a
+ * Writes the sums into the tiles of index.html. `waiting`: the pending pods, null where the filters ask for nodes, undefined before they are known. `chosen` (kind): a
  * person wants to see the problems of this kind.
  */
 export function showSums(root, all, waiting, chosen) {
@@ -67,8 +67,8 @@ export function showSums(root, all, waiting, chosen) {
   const instances = all.instances ? t("mig_free", { free: all.freeInstances, n: all.instances }) : "";
   write("whole", counted ? String(all.freeGpus) : "–", counted ? [t("whole_of", { n: all.gpus }), instances].filter(Boolean).join(t("list_comma")) : "");
   const oldest = Math.max(0, ...(waiting ?? []).map((wait) => secondsSince(wait.since)).filter((seconds) => !Number.isNaN(seconds)));
-  const waits = waiting === null ? t("waiting_unplaced") : waiting.length ? t("waiting_oldest", { age: age(oldest) }) : t("waiting_none");
-  write("waiting", waiting === null ? "–" : String(waiting.length), waits, { tone: waiting?.length && "warn" });
+  const waits = waiting === undefined ? "" : waiting === null ? t("waiting_unplaced") : waiting.length ? t("waiting_oldest", { age: age(oldest) }) : t("waiting_none");
+  write("waiting", waiting ? String(waiting.length) : "–", waits, { tone: waiting?.length && "warn" });
   const counts = [...Map.groupBy(worstFirst(all.problems), ({ kind }) => kind)].map(([kind, those]) => [kind, those.length]);
   write("attention", counted ? String(all.problems.length) : "–", counted && !counts.length ? t("attention_none") : "", { tone: counts.length && "bad" });
   show(root.querySelector(".sum-links"), keyed(counts, ([kind]) => kind,

@@ -4,7 +4,7 @@ import { html, made, show as put } from "./dom.js";
 
 const NAMED = ".part, .cell, [data-tip]";
 // What may be cut off, and is shown whole then.
-const CUT = ".node-name, .node-models, .tile-name, .pod-name, .key-name, .wait-age, .sum-detail, .gpu-i";
+const CUT = ".where, .wait-why, .wait-room, #problems .note, .node-name, .node-models, .tile-name, .pod-name, .key-name, .wait-age, .sum-detail, .gpu-i";
 const isCut = (element) => element.scrollWidth > element.clientWidth || element.scrollHeight > element.clientHeight + 1;
 
 function toTell(target) {
