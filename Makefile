@@ -27,7 +27,7 @@ PURE_TESTS := $(addprefix tests/,model node/rules scheduler/rules report/rules p
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test explore check compiled pure others lowest coverage lint types imports protos protos-check locks bench placement picture docs e2e cluster mutants dist release clean \
-  image push deploy undeploy manifests image-named overlay-known rendered
+  image push deploy undeploy manifests image-named kubectl-found cluster-reached overlay-known rendered
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -157,7 +157,8 @@ mutants: $(VENV)/.ready  ## mutation-test the pure ring, for an hour; ARGS='gpu_
 
 OVERLAYS := $(patsubst deploy/overlays/%/kustomization.yaml,%,$(sort $(wildcard deploy/overlays/*/kustomization.yaml)))
 # One of ours by its name, or a folder of yours by its path.
-OVERLAY_DIR := $(if $(findstring /,$(OVERLAY)),$(OVERLAY),$(OVERLAY:%=deploy/overlays/%))
+NAMED_OVERLAY := $(OVERLAY:%/=%)
+OVERLAY_DIR := $(if $(findstring /,$(NAMED_OVERLAY)),$(NAMED_OVERLAY),$(NAMED_OVERLAY:%=deploy/overlays/%))
 # Each is a file of deploy/optional, a patch of the agent in deploy/patches, or both.
 OPTIONS := $(sort $(filter-out extender-% kube-scheduler-% dra-templates,$(patsubst deploy/optional/%.yaml,%,$(wildcard deploy/optional/*.yaml))) \
   $(patsubst deploy/patches/%-agent.yaml,%,$(wildcard deploy/patches/*-agent.yaml)))
@@ -166,17 +167,38 @@ DIGEST := $(word 2,$(subst @, ,$(IMAGE)))
 NAME_AND_TAG := $(firstword $(subst @, ,$(IMAGE)))
 TAG := $(or $(word 2,$(subst :, ,$(lastword $(subst /, ,$(NAME_AND_TAG))))),latest)
 OUR_IMAGE := {name: gpu-device-plugin, newName: "$(NAME_AND_TAG:%:$(TAG)=%)", $(if $(DIGEST),digest: "$(DIGEST)",newTag: "$(TAG)")}
-PATCHES := $(wildcard $(WITH:%=deploy/patches/%-agent.yaml))
+CHOSEN := $(sort $(WITH))
+PATCHES := $(wildcard $(CHOSEN:%=deploy/patches/%-agent.yaml))
 RENDERED := build/deploy
+# Shells read them between single quotes.
+$(foreach each,IMAGE OVERLAY WITH KUBERNETES KUBE_SCHEDULER,$(if $(findstring ',$($(each))),$(error $(each) has a single quote)))
+
+# `make -j image push deploy` must not start them together: each needs the one before it.
+ifneq ($(filter image push deploy undeploy,$(MAKECMDGOALS)),)
+.NOTPARALLEL:
+endif
 
 image-named:
 	@[ -n '$(IMAGE)' ] || { echo 'Name the image: make $(firstword $(MAKECMDGOALS)) IMAGE=REGISTRY/gpu-device-plugin:0.2.0' >&2; exit 1; }
+	@printf '%s\n' '$(IMAGE)' \
+	  | grep -Eqx '([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+(([._-]+|/)[a-z0-9]+)*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?(@sha256:[0-9a-f]{64})?' \
+	  || { echo 'IMAGE=$(IMAGE) is no name of an image. Write lower-case letters, as in IMAGE=registry.example:5000/team/gpu-device-plugin:0.2.0' >&2; exit 1; }
+
+kubectl-found:
+	@command -v $(firstword $(KUBECTL)) > /dev/null \
+	  || { echo 'There is no program $(firstword $(KUBECTL)). Install kubectl, or say what yours is, as in KUBECTL="k3s kubectl".' >&2; exit 1; }
+
+# Else kubectl says the same of every object, and not which file it did not find.
+cluster-reached: kubectl-found
+	@why=$$($(KUBECTL) version --request-timeout=10s 2>&1 > /dev/null) \
+	  || { printf '%s\n' "$$why" | tail -n 1 >&2; \
+	    echo "$(KUBECTL) reaches no cluster$${KUBECONFIG:+ with KUBECONFIG=$$KUBECONFIG}." >&2; exit 1; }
 
 overlay-known:
-	@[ -z '$(OVERLAY)' ] || [ -e '$(OVERLAY_DIR)/kustomization.yaml' ] \
-	  || { echo 'There is no overlay $(OVERLAY). OVERLAY is one of: $(OVERLAYS); or the path of a folder of yours.' >&2; exit 1; }
+	@[ -z '$(OVERLAY)' ] || { [ -e '$(OVERLAY_DIR)/kustomization.yaml' ] && [ '$(OVERLAY:/%=)' ]; } \
+	  || { echo 'There is no overlay $(OVERLAY). OVERLAY is one of: $(OVERLAYS); or the relative path of a folder of yours.' >&2; exit 1; }
 	@[ -z '$(filter-out $(OPTIONS),$(WITH))' ] \
-	  || { echo 'There is no $(firstword $(filter-out $(OPTIONS),$(WITH))) to install. WITH is some of: $(OPTIONS)' >&2; exit 1; }
+	  || { echo 'There is no $(firstword $(filter-out $(OPTIONS),$(WITH))) to install. WITH is some of: $(OPTIONS); as in WITH="web limits"' >&2; exit 1; }
 
 image: image-named  ## build the image IMAGE=REGISTRY/gpu-device-plugin:0.2.0 (CONTAINER_TOOL=podman or buildah; ARGS for its `build`)
 	$(CONTAINER_TOOL) build --tag $(IMAGE) --build-arg REVISION=$$(git rev-parse HEAD 2> /dev/null || echo unknown) $(ARGS) .
@@ -185,13 +207,15 @@ push: image-named  ## push it to its registry
 	$(CONTAINER_TOOL) push $(IMAGE)
 
 # kube-scheduler must not be newer than the API server: without KUBERNETES=v1.x.y the cluster is asked.
-rendered: overlay-known
+rendered: overlay-known kubectl-found
 	@mkdir -p $(RENDERED)
-	@version='$(KUBERNETES)'; \
+	@version=$$(printf '%s' '$(KUBERNETES)' | sed -nE 's/^v?([0-9]+\.[0-9]+\.[0-9]+).*/v\1/p'); \
+	[ -z '$(KUBERNETES)' ] || [ -n "$$version" ] \
+	  || { echo 'KUBERNETES=$(KUBERNETES) is no version of Kubernetes. Write all three numbers, as in KUBERNETES=v1.31.4' >&2; exit 1; }; \
 	[ -n "$$version" ] || version=$$($(KUBECTL) version --request-timeout=10s --output=json 2> /dev/null \
 	  | sed -n '/"serverVersion"/,$$ s/.*"gitVersion": "\(v[0-9]*\.[0-9]*\.[0-9]*\).*/\1/p'); \
 	{ echo 'resources:'; \
-	  for path in deploy $(wildcard $(WITH:%=deploy/optional/%.yaml)); do echo "  - ../../$$path"; done; \
+	  for path in deploy $(wildcard $(CHOSEN:%=deploy/optional/%.yaml)); do echo "  - ../../$$path"; done; \
 	  $(if $(PATCHES),echo 'patches:';) \
 	  for path in $(PATCHES); do \
 	    printf '  - target: {kind: DaemonSet, name: gpushare-node}\n    patch: |-\n'; \
@@ -209,11 +233,11 @@ manifests: image-named rendered  ## write what `make deploy` would apply into in
 	@cp $(RENDERED)/install.yaml install.yaml
 	@grep -m 1 -o 'kube-scheduler:v.*' install.yaml | sed 's/^/install.yaml has /'
 
-deploy: image-named rendered  ## install it on the cluster of your kubectl (IMAGE=..., OVERLAY=kind or another of deploy/overlays, WITH='web mps' of deploy/optional)
+deploy: image-named overlay-known cluster-reached rendered  ## install it on the cluster of your kubectl (IMAGE=..., OVERLAY=kind or another of deploy/overlays, WITH='web mps' of deploy/optional)
 	$(KUBECTL) apply --filename $(RENDERED)/install.yaml
 	@sed -n '/^# Next:/,/^[^#]/ s/^#//p' $(or $(OVERLAY_DIR:%=%/kustomization.yaml),deploy/Kustomization)
 
-undeploy: rendered  ## remove it from all nodes and from the cluster; pods keep their GPUs until they end (OVERLAY and WITH as with deploy)
+undeploy: overlay-known cluster-reached rendered  ## remove it from all nodes and from the cluster; pods keep their GPUs until they end (OVERLAY and WITH as with deploy)
 	-$(KUBECTL) label nodes --selector gpushare=true gpushare-
 	-$(KUBECTL) --namespace gpushare wait --for=delete pod --selector app.kubernetes.io/component=node --timeout=2m
 	$(KUBECTL) delete --ignore-not-found --filename $(RENDERED)/install.yaml

@@ -184,13 +184,104 @@ def test_without_an_image_it_says_what_to_write(clone: Path, target: str) -> Non
 def test_an_unknown_overlay_is_answered_with_those_that_there_are(clone: Path) -> None:
     done = make(clone, "deploy", "IMAGE=a:1", "OVERLAY=kid")
     assert done.returncode != 0
-    assert done.stderr.startswith(f"There is no overlay kid. OVERLAY is one of: {' '.join(NAMES)}; or the path of ")
+    assert done.stderr.startswith(
+        f"There is no overlay kid. OVERLAY is one of: {' '.join(NAMES)}; or the relative path of a "
+    )
+
+
+def test_a_folder_is_named_with_and_without_a_last_slash(clone: Path) -> None:
+    for overlay in ("kind", "kind/", "deploy/overlays/kind", "deploy/overlays/kind/"):
+        assert make(clone, "manifests", "IMAGE=a:1", "KUBECTL=echo", f"OVERLAY={overlay}").returncode == 0
+        (made,) = documents(clone / "build" / "deploy" / "kustomization.yaml")
+        assert made["components"] == ["../../deploy/overlays/kind"]
+    absolute = make(clone, "manifests", "IMAGE=a:1", "KUBECTL=echo", f"OVERLAY={clone}/deploy/overlays/kind")
+    assert absolute.stderr.startswith(f"There is no overlay {clone}/deploy/overlays/kind. OVERLAY is one of: ")
+
+
+IMAGE_NAMES = [
+    "a b",
+    'a"b',
+    "a:",
+    ":1",
+    "http://r.example/a:1",
+    "r.example/A:1",
+    "a//b",
+    "a@sha256:abc",
+    "a;b",
+    "a:1:2",
+]
+
+
+@pytest.mark.parametrize(
+    ("target", "image"),
+    [*(("manifests", each) for each in IMAGE_NAMES), *((each, "a b") for each in ("image", "push", "deploy"))],
+)
+def test_what_is_no_name_of_an_image_is_refused_before_anything_happens(clone: Path, target: str, image: str) -> None:
+    done = make(clone, target, f"IMAGE={image}", "KUBECTL=echo", "CONTAINER_TOOL=echo")
+    assert done.returncode != 0
+    assert done.stderr.startswith(f"IMAGE={image} is no name of an image. Write lower-case letters, as in IMAGE=")
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("variable", ["IMAGE", "OVERLAY", "WITH", "KUBERNETES", "KUBE_SCHEDULER"])
+def test_no_quote_reaches_a_shell(clone: Path, variable: str) -> None:
+    done = make(clone, "manifests", "IMAGE=a:1", f"{variable}=a'; touch made; '")
+    assert done.stderr.endswith(f"*** {variable} has a single quote.  Stop.\n")
+    assert not (clone / "made").exists()
+
+
+@pytest.mark.parametrize("version", ["1.31", "v1.31", "latest"])
+def test_a_version_without_all_its_numbers_is_no_tag_of_kube_scheduler(clone: Path, version: str) -> None:
+    done = make(clone, "manifests", "IMAGE=a:1", "KUBECTL=echo", f"KUBERNETES={version}")
+    assert done.returncode != 0
+    assert done.stderr.startswith(f"KUBERNETES={version} is no version of Kubernetes. Write all three numbers, as in ")
+
+
+@pytest.mark.parametrize("version", ["1.31.4", "v1.31.4-eks-3025e55", "v1.31.4+k3s1"])
+def test_a_version_is_given_as_kubectl_shows_it(clone: Path, version: str) -> None:
+    make(clone, "manifests", "IMAGE=a:1", "KUBECTL=echo", f"KUBERNETES={version}")
+    assert documents(clone / "build" / "deploy" / "kustomization.yaml")[0]["images"][1]["newTag"] == "v1.31.4"
+
+
+@pytest.mark.parametrize("target", ["deploy", "undeploy"])
+def test_without_a_cluster_it_says_which_file_kubectl_read(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    kubectl = clone / "kubectl"
+    kubectl.write_text("#!/bin/sh\necho asked again >&2\necho refused >&2\nexit 1\n", encoding="utf-8")
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("KUBECONFIG", "/nope")
+    done = make(clone, target, "IMAGE=a:1", f"KUBECTL={kubectl}")
+    assert done.returncode != 0
+    assert done.stderr.startswith(f"refused\n{kubectl} reaches no cluster with KUBECONFIG=/nope.\n")
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("target", ["deploy", "undeploy", "manifests"])
+def test_without_kubectl_it_says_how_to_name_another(clone: Path, target: str) -> None:
+    done = make(clone, target, "IMAGE=a:1", "KUBECTL=no-such-program get")
+    assert done.returncode != 0
+    assert done.stderr.startswith("There is no program no-such-program. Install kubectl, or say what yours is, as in ")
+
+
+def test_targets_in_one_command_run_in_its_order(clone: Path) -> None:
+    tool = clone / "tool"
+    tool.write_text("#!/bin/sh\n[ $1 = push ] && exec ls built\ntouch built\n", encoding="utf-8")
+    tool.chmod(0o755)
+    done = make(clone, "--silent", "--jobs=4", "image", "push", "IMAGE=a:1", f"CONTAINER_TOOL={tool}")
+    assert (done.returncode, done.stdout) == (0, "built\n")
 
 
 def test_an_unknown_option_is_answered_with_those_that_there_are(clone: Path) -> None:
     done = make(clone, "deploy", "IMAGE=a:1", "WITH=web wep")
     assert done.returncode != 0
-    assert done.stderr.startswith(f"There is no wep to install. WITH is some of: {' '.join(OPTIONS)}\n")
+    assert done.stderr.startswith(f"There is no wep to install. WITH is some of: {' '.join(OPTIONS)}; as in WITH=")
+
+
+def test_an_option_that_is_written_twice_is_installed_once(clone: Path) -> None:
+    make(clone, "manifests", "IMAGE=a:1", "KUBECTL=echo", "WITH=web mps web")
+    (made,) = documents(clone / "build" / "deploy" / "kustomization.yaml")
+    assert made["resources"] == ["../../deploy", "../../deploy/optional/mps.yaml", "../../deploy/optional/web.yaml"]
 
 
 def test_image_and_push_call_the_tool_of_your_choice(clone: Path) -> None:

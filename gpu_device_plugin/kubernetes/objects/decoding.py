@@ -289,7 +289,8 @@ def decoded(raw: bytes | msgspec.Raw, form: type[T], what: str = "") -> T:
         found: T = decoder_of(form).decode(raw)  # type: ignore[arg-type]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         # UnicodeDecodeError contains the bytes themselves, so it is not attached.
-        why = str(error) if isinstance(error, msgspec.DecodeError) else "not UTF-8"
+        undecodable = "not UTF-8" if isinstance(error, UnicodeDecodeError) else "nested too deeply"
+        why = str(error) if isinstance(error, msgspec.DecodeError) else undecodable
         what = what or form.__name__.strip("_").removesuffix("Object").lower()
         raise UnreadableObjectError(f"not a {what}: {why}") from None
     return found

@@ -269,6 +269,7 @@ def show_needed(figure: Figure, policies: Sequence[Json]) -> None:
     axes.axvline(least, color="black", linestyle="--", label=f"no policy needs fewer than {least:,}")
     axes.set_xlim(0, max(1, *numbers, least) * 1.18)
     axes.set_xlabel("nodes")
+    axes.locator_params(axis="x", integer=True)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     legend_below(figure, axes)

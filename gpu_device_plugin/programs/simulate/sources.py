@@ -86,7 +86,9 @@ def inputs_of(
     left_out = [note for note in notes if "left out" in note]
     because = f" ({first(left_out, _MOST_TOLD, separator='; ')})" if left_out else ""
     if not any(node.shape.sizes for node in found):
-        none = f"none of {len(found):,} nodes has a GPU that is shared" if found else "there is no node with GPUs"
+        none = (
+            f"none of {counted(len(found), 'node')} has a GPU that is shared" if found else "there is no node with GPUs"
+        )
         raise UsageError(
             f"{nodes_flag}: {shortened(nodes, _LONGEST)}: {none}{because}; give nodes with GPUs, as in --nodes "
             f"{_NODE_EXAMPLE!r}"
@@ -303,13 +305,13 @@ def recorded_in(content: bytes) -> Inputs | None:
     """
     try:
         file = msgspec.json.decode(content, type=_File)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     if not file.pods and not file.data:
         return None
     try:
         found = _of_prometheus(msgspec.json.decode(file.data, type=_Matrix)) if file.data else _of_list(file)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         what = "an answer of Prometheus to a range query" if file.data else "a list of pods with their use"
         raise EntryError(f"it is not {what}: {error}") from None
     if sum(len(each.use_gib) for each in found.workload.recordings) > _MOST_VALUES:

@@ -286,8 +286,12 @@ def beyond_every_gpu(
     largest = max((node for node in nodes if sizes[node.name]), key=lambda node: sizes[node.name][0], default=None)
     if largest is None or demand.amount // demand.gpus <= (most := sizes[largest.name][0]):
         return
-    whole = _gpus_for(demand.amount, sizes.values(), even=False) if Kind.COUNT in names else 0
-    split = _gpus_for(demand.amount, sizes.values(), even=True) if len(asked.parts) == 1 else 0
+    # No pod gets several MIG instances: CUDA shows a program one.
+    cards = [
+        sorted((gpu.shares for gpu in node.candidate.gpus.gpus if gpu.instance is None), reverse=True) for node in nodes
+    ]
+    whole = _gpus_for(demand.amount, cards, even=False) if Kind.COUNT in names else 0
+    split = _gpus_for(demand.amount, cards, even=True) if len(asked.parts) == 1 else 0
     instead = [note("ask-less", "{resource}: {most} or less", resource=names[Kind.MEMORY], most=most * demand.gpus)]
     if whole:
         instead.append(note("ask-whole", "{resource}: {n} for whole GPUs", resource=names[Kind.COUNT], n=whole))

@@ -428,6 +428,8 @@ def test_a_mistake_is_told_in_one_sentence_with_what_to_do(words: tuple[str, ...
         (b"kind: &a [*a]\n", "this is not valid YAML"),
         (b"kind: Pod\nmetadata: {? [1]: 2}\n", "this is not valid YAML"),
         (b"kind: Service\nmetadata: {name: web}\n", "there is no pod to place"),
+        (b"[" * 100_000, "not a list as kubectl prints it: nested too deeply"),
+        (b'{"pods": ' + b"[" * 100_000, "not a list as kubectl prints it: nested too deeply"),
     ],
 )
 def test_a_wrong_file_is_told_with_its_name(tmp_path: Path, content: bytes, said: str) -> None:

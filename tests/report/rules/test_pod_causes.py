@@ -151,6 +151,14 @@ def test_a_pod_that_is_larger_than_every_gpu_learns_what_it_can_ask_for(
     assert sentence == f"{begin}{asks}; or add a node with larger GPUs."
 
 
+def test_a_pod_that_is_larger_than_every_gpu_is_not_advised_to_take_several_mig_instances() -> None:
+    asked = GpuRequest((Part(Demand(Kind.MEMORY, 16)),))
+    (sentence,) = map(str, beyond_every_gpu(asked, RESOURCES, [mig_view("n", shared=3, gpus=1)]))
+    assert sentence.endswith(f". Ask for {MEM}: 15 or less; or add a node with larger GPUs.")
+    (sentence,) = map(str, beyond_every_gpu(asked, RESOURCES, [mig_view("n", shared=3, gpus=2)]))
+    assert f"{MEM}: 15 or less; or {COUNT}: 2 for whole GPUs; or the same with the pod label" in sentence
+
+
 @pytest.mark.parametrize(
     ("limits", "status", "expected"),
     [
