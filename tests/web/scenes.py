@@ -370,7 +370,7 @@ def small() -> Scene:
                 "asks": note("asks", "{asks:+ and }", asks=(whole_gpus(2),)).message(),
                 "since": before(minutes=41),
                 "scheduler": "gpushare-scheduler",
-                "why": "Fits on no node: 3 have fewer than 2 unused GPUs; 1 is cordoned.",
+                "why": "Fits on none of 4 nodes: fewer than 2 unused GPUs (3); it is cordoned (1).",
                 "room": ROOM.message(),
             }
         ),
