@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import shutil
@@ -56,14 +57,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def ending(program: str, run: Callable[[], int]) -> int:
-    """Return the exit code of `run`, of a usage error, which is printed on stderr, of a closed output, or of Ctrl-C."""
+    """Return the exit code of `run`, of a usage error or a full disk (stderr says it), of a closed output or Ctrl-C."""
     try:
         return run()
     except UsageError as error:
         for sentence in error.sentences:
             say(sys.stderr, f"{program}: {sentence}")
         return MISUSED
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            say(sys.stderr, f"{program}: the output cannot be written: {error.strerror}")
+        elif not isinstance(error, BrokenPipeError):
+            raise
         discard_output(sys.stdout)
         return FAILED
     except KeyboardInterrupt:
@@ -143,7 +148,7 @@ def show(lines: Iterable[Line], environ: Mapping[str, str]) -> None:
 
 
 def discard_output(stream: TextIO) -> None:
-    """Discard the rest of the output after its reader closed the pipe; the interpreter must not flush it either."""
+    """Discard the rest of an output that takes no more; the interpreter must not flush it either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

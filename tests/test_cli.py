@@ -12,6 +12,7 @@ import pytest
 from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.__main__ import kubectl_plugin
 from gpu_device_plugin.__main__ import main as begin
+from gpu_device_plugin.commandline import ending
 from gpu_device_plugin.features.extender_features import EXTENDER_SETTINGS
 from gpu_device_plugin.features.limits import LimitHelperSettings
 from gpu_device_plugin.features.mps import MpsSupervisorSettings
@@ -279,6 +280,14 @@ def test_an_error_in_the_program_itself_is_exit_code_1_with_its_traceback(caplog
 
     assert cli.main(["node"], {"node": program}) == 1
     assert "LookupError: a bug" in caplog.text
+
+
+def test_another_error_of_the_system_is_told_with_its_traceback() -> None:
+    def run() -> int:
+        raise PermissionError(1, "x")
+
+    with pytest.raises(PermissionError):
+        ending("program", run)
 
 
 def test_ctrl_c_is_no_traceback() -> None:

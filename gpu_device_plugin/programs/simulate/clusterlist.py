@@ -194,8 +194,8 @@ class _Reader:
         """Return what of its request for GPUs is not read; of most pods their sums say that there is nothing."""
         known = _PLAIN.union(each.name for each in self._resources)
         plain = pod.containers and pod.requests is not None and not pod.requests.keys() - known
-        large = any(amount > MOST_SHARES for each in pod.containers for amount in each.limits.values())
-        return "" if plain and not ignored and not large else misread(raw, self._resources)
+        odd = any(not 0 < amount <= MOST_SHARES for each in pod.containers for amount in each.limits.values())
+        return "" if plain and not ignored and not odd else misread(raw, self._resources)
 
     def _kinds(self, pod: Pod, name: str) -> list[tuple[str, PodKind]]:
         kinds = self._of_request(pod)

@@ -87,6 +87,8 @@ def _of_amount(asked: str, amount: str, resource: Resource) -> Iterator[str]:
     if resource.kind is Kind.MEMORY and size:
         shares = ceil(int(size[1]) * _GIB[size[2].upper()])
         yield f"{asked}, which counts shares, 1 GiB each by default; write {shares}"
+    elif whole_quantity(amount) == 0 and resource.name != WHOLE.name:
+        yield f"{asked}, which the API server refuses; leave the line out"
     elif whole_quantity(amount) is None:
         value = quantity(amount)
         write = f"{max(1, ceil(value)):,}" if value is not None else "one, such as 8"

@@ -1121,6 +1121,17 @@ def test_a_reader_that_has_read_enough_is_no_error_message(shared: World) -> Non
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_no_bug_of_the_program(shared: World) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [*INSPECT], stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environ(shared)
+        )
+    assert done.returncode == 1
+    assert done.stderr.endswith(": the output cannot be written: No space left on device\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_ctrl_c_ends_it_and_kubectl(shared: World) -> None:
     """A terminal sends SIGINT to both; here only the program gets it, and takes kubectl along."""
     shared.has(hang=True)

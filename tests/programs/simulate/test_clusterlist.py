@@ -398,6 +398,7 @@ def test_once_an_agent_of_ours_runs_the_nodes_of_nvidias_plugin_are_left_out_and
         ({"aliyun.com/gpu-mem": "40Gi"}, "aliyun.com/gpu-mem: 40Gi, which counts shares, 1 GiB each by default; write"),
         ({"aliyun.com/gpu-mem": "8192M"}, "aliyun.com/gpu-mem: 8192M, which counts shares, 1 GiB each by default; "),
         ({"aliyun.com/gpu-mem": "0.5"}, "aliyun.com/gpu-mem: 0.5, which is no whole number; write 1"),
+        ({"aliyun.com/gpu-mem": 0}, "aliyun.com/gpu-mem: 0, which the API server refuses; leave the line out"),
         ({"aliyun.com/gpu-count": "two"}, "aliyun.com/gpu-count: two, which is no whole number; write one, such as 8"),
     ],
 )
