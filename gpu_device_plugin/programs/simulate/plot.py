@@ -140,7 +140,8 @@ def draw_courses(path: Path, heading: str, plan: Plan, found: Sequence[Course]) 
     tallest = max((len(gpus) for _, gpus in found[0].nodes[:_MOST_NODES]), default=1)
     below = 0.9 + 0.24 * tallest
     size = 10.0, 4.6 + len(found) * below + 0.5
-    with picture(path, "GPU memory allocated and stranded as pods arrive", heading, size) as figure:
+    about = heading if plan.seeds == 1 else f"{heading}, of which this is the first"
+    with picture(path, "GPU memory allocated and stranded as pods arrive", about, size) as figure:
         show_courses(figure, found, below, leaving=plan.departures is not None)
 
 

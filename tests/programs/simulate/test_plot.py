@@ -222,3 +222,12 @@ def test_every_question_has_a_picture_that_says_what_it_shows(
     texts = texts_of(tmp_path, "--nodes", "gpus=2 mem=10", "--pods", "3x mem=6", "--seeds", "1", *flags)
     assert title in texts
     assert capsys.readouterr().out.splitlines()[0] in texts
+
+
+def test_a_picture_of_several_seeds_says_that_it_shows_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = texts_of(tmp_path, "--nodes", "gpus=2 mem=10", "--pods", "3x mem=6", "--seeds", "2")
+    printed = capsys.readouterr().out.splitlines()[0]
+    assert printed.endswith("2 seeds")
+    assert f"{printed}, of which this is the first" in texts
