@@ -377,7 +377,7 @@ def test_a_pod_that_uses_more_than_it_was_granted_is_named_and_evicted_as_its_bu
         assert "container main uses 3,072 MiB of GPU 0, was granted 1,024 MiB" in told[0]
         said = "uses 3,072 MiB of GPU 0"
         settings.until(lambda: said in notes_of(settings, "greedy").get(OVER_USE, ""), "its annotation says so")
-        row = r"0 +default/greedy/main +3,072 MiB +1,024 MiB +advisory +over since "
+        row = r"0 +default/greedy/main +3,072 MiB +1,024 MiB +advisory +over its limit since "
         settings.until(lambda: re.search(row, inspected(settings)), "inspect shows what it uses and was granted")
         settings.until(lambda: events_of(settings, "greedy", "GPUEvictionBlocked"), "its budget blocks the eviction")
         another_agent(settings)
