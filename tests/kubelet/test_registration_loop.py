@@ -88,6 +88,8 @@ class Node:
     events: list[tuple[RegistrationEvent, dict[str, object]]] = field(default_factory=list)
     prepared: list[set[str]] = field(default_factory=list)
     """Our sockets that were there, at each preparation."""
+    rounds: int = 0
+    """How many preparations had been when a test last waited for one."""
     registration: RegistrationLoop = field(init=False)
     task: asyncio.Task[NoReturn] | None = None
 
@@ -141,6 +143,7 @@ class Node:
     async def start(self) -> None:
         self.launch()
         await self.met()
+        self.rounds = len(self.prepared)
 
     async def stop(self) -> None:
         if self.task is not None:
@@ -148,11 +151,14 @@ class Node:
             await asyncio.gather(self.task, return_exceptions=True)
 
     async def after_another_round(self) -> set[str]:
-        """Wait for the end of the present round and the beginning of the next; return the sockets of the former."""
+        """Wait for a round after the one that was last waited for; return the sockets of the present one.
+
+        What a test has just done may have begun it already.
+        """
         before = self.sockets
-        rounds = len(self.prepared)
-        await eventually(lambda: len(self.prepared) > rounds)
+        await eventually(lambda: len(self.prepared) > self.rounds)
         await self.met()
+        self.rounds = len(self.prepared)
         return before
 
 
