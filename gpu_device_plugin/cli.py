@@ -203,13 +203,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     if list(argv[:1]) == ["inspect"]:
         return argparse.Namespace(command="inspect", words=list(argv[1:]))
-    words = [word for word in argv if not word.startswith("-")]
-    if words[:1] == ["help"]:
-        return parse([*words[1:2], "--help"])
-    if words[:1] == ["version"]:
+    command, *more = [word for word in argv if not word.startswith("-")] or [""]
+    if command == "help":
+        return parse([*more[:1], "--help"])
+    if command == "version":
         return parse(["--version"])
     parser, commands = _parsers()
-    command = next((word for word in argv if not word.startswith("-")), "")
     if command not in commands and not {"-h", "--help", "--version"}.intersection(argv[:1]):
         *most, last = PROGRAMS
         choice = f"begin with a command, {', '.join(most)} or {last}; see {PROGRAM} --help"

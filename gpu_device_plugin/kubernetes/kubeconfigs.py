@@ -21,13 +21,18 @@ _OF_DISTRIBUTIONS = (
 """Files with which distributions leave an administrator on a control plane."""
 
 
+def given_by(flags: Sequence[str]) -> Mapping[str, str]:
+    """Return the values of kubectl's flags, as ``--name=value``; of several the last counts, as in kubectl."""
+    return dict(flag.removeprefix("--").partition("=")[::2] for flag in flags)
+
+
 def why_no_cluster(config: Mapping[str, Any] | None, flags: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return why kubectl would find no API server, and what to do; empty: its configuration is no reason.
 
     `config` is what `kubectl config view` prints, merged of all files; None: kubectl cannot read them. `flags` are
     kubectl's, as ``--name=value``.
     """
-    given = dict(flag.removeprefix("--").partition("=")[::2] for flag in flags)
+    given = given_by(flags)
     if given.get("server"):
         return ""
     if config is None:

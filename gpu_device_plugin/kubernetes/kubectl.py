@@ -32,7 +32,7 @@ from gpu_device_plugin.kubernetes.client.errors import (
     NotFoundError,
     UnauthorizedError,
 )
-from gpu_device_plugin.kubernetes.kubeconfigs import parsed, why_no_cluster
+from gpu_device_plugin.kubernetes.kubeconfigs import given_by, parsed, why_no_cluster
 from gpu_device_plugin.kubernetes.kubectl_messages import Messages, feed, heard
 from gpu_device_plugin.kubernetes.objects.decoding import ObjectKind, decoded
 
@@ -79,7 +79,7 @@ def selected(config: Mapping[str, Any], flags: Sequence[str]) -> Selected:
         found = (each[plural[:-1]] for each in every if each.get("name") == name) if isinstance(every, list) else ()
         return next(iter(found), {})
 
-    given = dict(flag.removeprefix("--").partition("=")[::2] for flag in flags)  # of several the last, as in kubectl
+    given = given_by(flags)
     context_name = given.get("context") or config.get("current-context", "")
     context = named("contexts", context_name)
     cluster = named("clusters", given.get("cluster") or context.get("cluster", ""))

@@ -48,8 +48,7 @@ PATIENCE_S, _EVERY_S = 15.0, 0.5
 _AGAIN = "the request remains, and is retried within a minute"
 _EDIT = (
     "an administrator grants it, for example with kubectl -n {namespace} create rolebinding edit-USER "
-    "--clusterrole=edit "
-    "--user=USER"
+    "--clusterrole=edit --user=USER"
 )
 
 

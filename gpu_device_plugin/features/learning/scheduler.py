@@ -135,8 +135,7 @@ class Learner(SchedulerFeature):
             if study.few_run:
                 _log.warning(
                     "the policy fit acts as binpack until it learns again: too few of the pods that came run to tell "
-                    "whose "
-                    "pods count",
+                    "whose pods count",
                     extra={"running": round(study.running or 0.0, 4)},
                 )
             elif self.in_force:

@@ -66,15 +66,16 @@ def main(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
         found, missing = _account(arguments, environ, period)
         by = By(arguments.by)
         prices = cents(found, rates) if rates else {}
-        shown = rows(found, by, prices, models=arguments.output == "focus")
+        focus = arguments.output == "focus"
+        shown = rows(found, by, prices, models=focus)
         costs = Costs(shown, period, by, found.cards, currency if rates else "", _notes(found, missing))
         when = f"from {rfc3339(period.start)} to {rfc3339(period.end)}, in steps of {duration(period.step_s)}"
         heading = f"{counted(found.cards, 'GPU')} {when}"
         if path is not None:
-            draw_costs(path, heading, replace(costs, rows=rows(found, by, prices)))
+            draw_costs(path, heading, replace(costs, rows=rows(found, by, prices)) if focus else costs)
         if arguments.output == "json":
             sys.stdout.write(json.dumps(cost_document(costs), indent=2) + "\n")
-        elif arguments.output == "focus":
+        elif focus:
             sys.stdout.write(focus_csv(costs, rates, arguments.account or "gpushare"))
         else:
             show([Line(heading), Line(""), *cost_table(costs, width(200))], environ)

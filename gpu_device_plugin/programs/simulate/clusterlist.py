@@ -267,7 +267,7 @@ class _Reader:
         return Inputs(tuple(nodes), Workload.of(self._coming), ordered=True, notes=(*left_out, *self.notes))
 
     def _with_pods(self, node: Start) -> Start:
-        """Return a node without GPUs that pods hold through NVIDIA's device plugin: without the first ones."""
+        """Return a node without what pods hold of its GPUs through NVIDIA's device plugin."""
         if not (held := self._held.get(node.name)):
             return node
         frees = frees_beside(node.shape.sizes, held, self._nvidia[node.name].slice_shares)

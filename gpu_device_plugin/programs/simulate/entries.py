@@ -31,7 +31,7 @@ _TIMES = re.compile(r"([0-9]{1,9})x(.*)", re.IGNORECASE)
 _APART = re.compile(r"([0-9]{1,9}x)(?=[0-9A-Z])", re.IGNORECASE)
 _MOST_GIB_MEANT = 4096
 """A larger number of bytes was meant as MiB."""
-_SIZE = re.compile(r"([0-9]{1,9})([MGT])i?B?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,9})([MGT])i?B?", re.IGNORECASE | re.ASCII)
 _GIB = {"M": Fraction(1, 1024), "G": Fraction(1), "T": Fraction(1024)}
 _WRONG_WORDS = {
     "gpu": "count for whole GPUs, or mem for shares of one",
@@ -55,6 +55,12 @@ _OTHER_SIZES = {
 _NOISE = re.compile(r"NVIDIA|GEFORCE|TESLA|AMPERE|SXM[0-9]?|PCIE|NVL|HBM[0-9]E?", re.ASCII)
 """Words of a product that tell its maker and how it is built in."""
 _GB = re.compile(r"([0-9]{1,4})GB?", re.ASCII)
+
+
+def shares_meant(amount: str) -> int | None:
+    """Return the shares, 1 GiB each, that memory with a unit means, such as ``40Gi``; None: it has no unit."""
+    size = _SIZE.fullmatch(amount)
+    return ceil(int(size[1]) * _GIB[size[2].upper()]) if size else None
 
 
 def known_model(name: str) -> tuple[str, int] | None:
@@ -270,10 +276,10 @@ def _number(name: str, words: Mapping[str, str], word: str, default: int | None,
     if word not in words and default is not None:
         return default
     text = words.get(word, "")
-    if word == "mem" and (size := _SIZE.fullmatch(text)):
+    if word == "mem" and (meant := shares_meant(text)) is not None:
         raise EntryError(
             f"{name}: mem is {text!r}, and it counts shares of GPU memory, 1 GiB each unless configured otherwise; "
-            f"write it without a unit, as in mem={ceil(int(size[1]) * _GIB[size[2].upper()])}"
+            f"write it without a unit, as in mem={meant}"
         )
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) <= most):
         said = "is missing" if word not in words else f"is {text[:40]!r}"

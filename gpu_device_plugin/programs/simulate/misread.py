@@ -13,14 +13,13 @@ from gpu_device_plugin.kubernetes.objects.decoding import decoded
 from gpu_device_plugin.kubernetes.objects.quantity import quantity, whole_quantity
 from gpu_device_plugin.kubernetes.objects.requests import Resources
 from gpu_device_plugin.model.resources import Kind, Resource
+from gpu_device_plugin.programs.simulate.entries import shares_meant
 from gpu_device_plugin.programs.simulate.nvidia_nodes import HAMI_MEMORY, WHOLE
 from gpu_device_plugin.report.rules.printing import nearest
 
 _GPU = re.compile(r"gpu|nvidia|cuda|mig-|accelerator|npu|mlu|dcu", re.IGNORECASE)
 _MEMORY = re.compile(r"mem|vram", re.IGNORECASE)
 _MIG = re.compile(r".*/mig-[0-9]g\.([0-9]+)gb.*", re.ASCII)
-_SIZE = re.compile(r"([0-9]{1,9})([MGT])i?B?", re.IGNORECASE | re.ASCII)
-_GIB = {"M": 1 / 1024, "G": 1, "T": 1024}
 _ANNOTATIONS = {"gpu-fraction": "KAI Scheduler and run:ai", "gpu-memory": "KAI Scheduler and run:ai"}
 _HAMI_IGNORED = frozenset({"nvidia.com/gpucores", "nvidia.com/priority"})
 """With HAMi: parts of GPUs' time, which are not simulated."""
@@ -83,9 +82,8 @@ def _of_container(
 
 
 def _of_amount(asked: str, amount: str, resource: Resource) -> Iterator[str]:
-    size = _SIZE.fullmatch(amount)
-    if resource.kind is Kind.MEMORY and size:
-        shares = ceil(int(size[1]) * _GIB[size[2].upper()])
+    shares = shares_meant(amount) if resource.kind is Kind.MEMORY else None
+    if shares is not None:
         yield f"{asked}, which counts shares, 1 GiB each by default; write {shares}"
     elif whole_quantity(amount) == 0 and resource.name != WHOLE.name:
         yield f"{asked}, which the API server refuses; leave the line out"

@@ -62,11 +62,13 @@ class Course:
 def courses(plan: Plan, inputs: Inputs, outcomes: Mapping[str, Sequence[SimulationOutcome]]) -> list[Course]:
     """Let the pods of the first seed come once more, and take notes."""
     strandings = _Strandings(inputs)
-    return [_course(plan, inputs, each[0], strandings) for each in outcomes.values()]
-
-
-def _course(plan: Plan, inputs: Inputs, outcome: SimulationOutcome, strandings: _Strandings) -> Course:
     _, stays = pods_and_stays(plan, inputs, 0)
+    return [_course(plan, inputs, each[0], stays, strandings) for each in outcomes.values()]
+
+
+def _course(
+    plan: Plan, inputs: Inputs, outcome: SimulationOutcome, stays: Sequence[int], strandings: _Strandings
+) -> Course:
     pods, capacity = outcome.pods, capacity_of(inputs.nodes) or 1.0
     demand = demand_of(inputs.workload, inputs.nodes)
     asked = [0.0, *accumulate(demand[pod] for pod in pods)]

@@ -47,8 +47,7 @@ ONE_EACH = unresolvable("one-instance-each", "it has MIG instances only, and no 
 NOT_ALL = unresolvable(
     "claims-may-choose-any",
     "kube-scheduler allocates its GPUs through ResourceClaims (DRA) and may choose any, and the pod's annotations do "
-    "not "
-    "allow all of them",
+    "not allow all of them",
 )
 NO_WHOLE = unresolvable("gives-no-whole-gpu", "its device plugin does not allocate whole GPUs")
 ONE_CONTAINER = unresolvable(
