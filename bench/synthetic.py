@@ -245,7 +245,7 @@ def _node_texts(product: str) -> str:
             n,
             product,
             SHARES * 1024,
-            minor=n,
+            device_paths=(f"/dev/nvidia{n}",),
             pci_bus_id=f"00000000:{n * 16 + 6:02X}:00.0",
             numa_node=n // 4,
         )

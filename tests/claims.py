@@ -66,7 +66,15 @@ def mig_inventory(*cards: int | Sequence[int]) -> Inventory:
     for card, sizes in enumerate(cards):
         size = sizes if isinstance(sizes, int) else 80
         product, slot = "NVIDIA H100", f"0000:{card + 10:02X}:00.0"
-        whole = Gpu(uuid(card), card, product, size * MIB_PER_GIB, minor=card, pci_bus_id=slot, numa_node=card % 2)
+        whole = Gpu(
+            uuid(card),
+            card,
+            product,
+            size * MIB_PER_GIB,
+            device_paths=(f"/dev/nvidia{card}",),
+            pci_bus_id=slot,
+            numa_node=card % 2,
+        )
         if isinstance(sizes, int):
             gpus.append(whole)
             continue

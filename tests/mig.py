@@ -25,7 +25,7 @@ def instance(card: int, number: int, gib: int = 10, *, alone: bool = True) -> Gp
         card,
         f"NVIDIA H100 MIG {name}",
         gib * MIB_PER_GIB,
-        minor=card,
+        device_paths=(f"/dev/nvidia{card}",),
         instance=MigInstance(f"GPU-{card}", number, name, 7 + number, 0, alone, (10 * card + number, 100 + card)),
     )
 
@@ -33,8 +33,10 @@ def instance(card: int, number: int, gib: int = 10, *, alone: bool = True) -> Gp
 def gpus(index: int, card: int | Sequence[int]) -> tuple[Gpu, ...]:
     """Return a GPU: a whole one of so many GiB, or one in MIG mode with instances of these sizes."""
     if isinstance(card, int):
-        return (Gpu(f"GPU-{index}", index, "Tesla T4", card * MIB_PER_GIB, minor=index),)
-    parent = Gpu(f"GPU-{index}", index, "NVIDIA H100", CARD_GIB * MIB_PER_GIB, minor=index, mig=True)
+        return (Gpu(f"GPU-{index}", index, "Tesla T4", card * MIB_PER_GIB, device_paths=(f"/dev/nvidia{index}",)),)
+    parent = Gpu(
+        f"GPU-{index}", index, "NVIDIA H100", CARD_GIB * MIB_PER_GIB, device_paths=(f"/dev/nvidia{index}",), mig=True
+    )
     return parent, *(instance(index, number, gib) for number, gib in enumerate(card))
 
 

@@ -13,7 +13,7 @@ def in_mig_mode(index: int, *profiles: tuple[str, int], letter: str = "m", alone
     Its UUID is ``GPU-<letter>``, and those of its instances ``MIG-<letter>0``, ``MIG-<letter>1``, ...
     """
     product = "NVIDIA H100 80GB HBM3"
-    parent = Gpu(f"GPU-{letter}", index, product, 81_559, minor=index, mig=True)
+    parent = Gpu(f"GPU-{letter}", index, product, 81_559, device_paths=(f"/dev/nvidia{index}",), mig=True)
     return (
         parent,
         *(
@@ -22,7 +22,7 @@ def in_mig_mode(index: int, *profiles: tuple[str, int], letter: str = "m", alone
                 index,
                 f"{product} MIG {profile}",
                 memory_mib,
-                minor=index,
+                device_paths=(f"/dev/nvidia{index}",),
                 instance=MigInstance(parent.uuid, number, profile, gi=7 + number, ci=0, alone=alone),
             )
             for number, (profile, memory_mib) in enumerate(profiles)

@@ -40,15 +40,32 @@ _SIGKILL = 9
 
 
 def open_driver(source: str, origin_s: float = 0.0, since_s: float = -1.0) -> Driver:
-    """Open the driver that `source` names: ``nvml``, or a description of fake hardware, with its times.
+    """Open the driver that `source` names: one of `DRIVERS`, or a description of fake hardware, with its times.
 
     Raises:
         HardwareError: the driver cannot be used.
     """
-    if source != "nvml":
-        from gpu_device_plugin.hardware.fake.fake_driver import Fake  # noqa: PLC0415 - the process for NVML does without
+    # Imported where they are needed: the process for one driver does without all others.
+    if source not in driver.DRIVERS:
+        from gpu_device_plugin.hardware.fake.fake_driver import Fake  # noqa: PLC0415
 
         return Fake(source, origin_s, since_s)
+    from gpu_device_plugin.hardware.amdgpu import pci_devices  # noqa: PLC0415 - small, unlike the driver itself
+
+    found = pci_devices.drivers_in_use() if source == driver.AUTO else [source] if source != driver.NVML else []
+    if not found:
+        return _open_nvml()
+    from gpu_device_plugin.hardware.amdgpu.drm_driver import Drm  # noqa: PLC0415
+
+    drm = Drm(found)
+    if source != driver.AUTO or not pci_devices.has_nvidia():
+        return drm
+    from gpu_device_plugin.hardware.several_drivers import SeveralDrivers  # noqa: PLC0415
+
+    return SeveralDrivers(_open_nvml, drm)
+
+
+def _open_nvml() -> Driver:
     try:
         from gpu_device_plugin.hardware.nvml.nvml_driver import Nvml  # noqa: PLC0415 - as above
     except ImportError as error:
@@ -70,7 +87,7 @@ def serve(opening: Callable[[], Driver], requests: BinaryIO, answers: BinaryIO) 
         try:
             work()
         except HardwareError as error:
-            write({"error": {"kind": error.kind, "what": error.what}})
+            write({"error": {"kind": error.kind, "what": error.what, "advice": error.advice}})
 
     def report(gpus: Driver) -> None:
         while True:
@@ -101,7 +118,7 @@ def _answer(gpus: Driver, request: dict[str, Any]) -> dict[str, Any]:
 
 def main(source: str, origin_s: str, since_s: str) -> None:
     """Serve standard input and output."""
-    if source == "nvml":
+    if source in driver.DRIVERS:
         _die_with_parent()
     threading.excepthook = _die_of
     # Output of the driver's library goes to standard error, beside a crash's trace, not between the answers.
@@ -123,7 +140,7 @@ def _die_of(failure: threading.ExceptHookArgs) -> None:
 
 def _die_with_parent() -> None:
     """Have the kernel kill this process with its parent: in a hanging call it does not see the end of its input."""
-    import ctypes  # noqa: PLC0415 - pynvml needs it anyway; the fake does without
+    import ctypes  # noqa: PLC0415 - the fake does without
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)
 

@@ -74,6 +74,9 @@ if TYPE_CHECKING:
             """
 
 
+AUTO, NVML = "auto", "nvml"
+DRIVERS = (AUTO, NVML, "amdgpu", "xe")
+"""The sources of real GPUs: every driver that the node has, NVIDIA's library, or one of the kernel's drivers."""
 MOST_MIB = 1 << 26
 """The most memory of a GPU: 64 TiB. A much larger number would make more shares than fit into memory."""
 MOST_INSTANCES = 16
@@ -117,7 +120,8 @@ ADVICE = {
     "NVIDIA_VISIBLE_DEVICES=all and NVIDIA_DRIVER_CAPABILITIES=utility",
     CONTEXT_LOST: "the container has lost its access to the GPU device nodes, as after systemctl daemon-reload; "
     "restart the container to restore it",
-    HUNG: "if this persists, look for NVRM in the kernel log and reset the GPU or reboot the node",
+    HUNG: "if this persists, look for the driver in the kernel log (NVRM for NVIDIA's) and reset the GPU or reboot the "
+    "node",
     CRASHED: "it is restarted",
     OTHER: "nvidia-smi on the node may show more",
 }
@@ -127,8 +131,10 @@ ADVICE = {
 class HardwareError(Exception):
     """The driver as a whole cannot be used. The message names the attempt, its result and the remedy."""
 
-    def __init__(self, kind: str, what: str) -> None:
-        super().__init__(f"{what}; {ADVICE[kind]}")
+    def __init__(self, kind: str, what: str, advice: str = "") -> None:
+        super().__init__(f"{what}; {advice or ADVICE[kind]}")
         self.kind = kind
         """One of the keys of `ADVICE`."""
         self.what = what
+        self.advice = advice
+        """What a person can do, where that of `ADVICE`, which is for NVML, would be wrong; empty: it is right."""

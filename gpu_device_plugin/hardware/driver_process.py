@@ -122,7 +122,7 @@ class DriverProcess(asyncio.SubprocessProtocol):
 
     def _handle(self, message: Message) -> None:
         if message.error is not None:
-            self._fail(HardwareError(message.error.kind, message.error.what))
+            self._fail(HardwareError(message.error.kind, message.error.what, message.error.advice))
         elif message.events is not None:
             self._on_events(message.events)
         elif self._answers:

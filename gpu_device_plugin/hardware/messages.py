@@ -79,6 +79,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: str
     what: str
+    advice: str = ""
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):

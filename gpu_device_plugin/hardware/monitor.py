@@ -108,7 +108,7 @@ class Hardware:
     """
 
     source: str
-    """``nvml``, or a description as in `hardware/fake/description.py`."""
+    """One of `driver.DRIVERS`, or a description as in `hardware/fake/description.py`."""
     _: KW_ONLY
     timings: MonitorTimings = field(default_factory=MonitorTimings)
     on_change: Callable[[HealthChange], None] = lambda _: None
@@ -122,7 +122,7 @@ class Hardware:
     """The kernel states its driver's version in the first of these that it has."""
 
     def __post_init__(self) -> None:
-        if self.source != "nvml":
+        if self.source not in driver.DRIVERS:
             from gpu_device_plugin.hardware.fake.description import read  # noqa: PLC0415 - not needed on real hardware
 
             read(self.source)

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+NVIDIA = "nvidia"
+"""The kernel driver whose GPUs NVIDIA's container toolkit gives to containers. Those of every other driver reach them
+by device nodes alone."""
 MOST_GPUS = 128
 """Most GPUs of one node, MIG instances included. The largest machines have 16, each of which has up to 7 instances."""
 MOST_SHARES = 1 << 20
@@ -77,18 +80,24 @@ class Gpu:
     """Memory on the card, or of the instance, MiB, rounded down; of a `unified` GPU that of the machine."""
     reserved_mib: int = 0
     """The part of `total_mib` that the driver keeps for itself (NVML's second memory call), MiB, rounded up."""
-    minor: int | None = None
-    """The N of /dev/nvidiaN; not always the index. None where the platform has no such device (WSL, Tegra)."""
+    device_paths: tuple[str, ...] = ()
+    """The device nodes that give access to it and to no other GPU, or that each program on it needs, such as
+    ``/dev/nvidia0``, whose number is not always the index. Empty where the platform has none (WSL, Tegra)."""
     pci_bus_id: str | None = None
     numa_node: int | None = None
     mig: bool = False
     """A GPU in MIG mode: only its instances can be used."""
     memory_limits: bool = False
-    """Its driver can limit the GPU memory of a cgroup's processes (NVML's nvmlDeviceGetMemoryLimits_v1)."""
+    """Its driver, or for it the kernel, can limit the GPU memory of a cgroup's processes (NVML's
+    nvmlDeviceGetMemoryLimits_v1; a region of the cgroup controller dmem)."""
     architecture: str | None = None
     """NVIDIA's name of its generation, for example ``Ada Lovelace``. None: the driver does not tell, or is too new."""
     instance: MigInstance | None = None
     """None: it is a whole GPU."""
+    driver: str = NVIDIA
+    """The kernel driver that it is bound to."""
+    compute_units: int | None = None
+    """Compute units, as the driver counts what can be reserved for a program by a mask; None: it does not tell."""
     unified: bool = False
     """It has no memory of its own, but that of the machine (GB10, Jetson), of which the driver tells nothing."""
 

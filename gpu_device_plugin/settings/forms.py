@@ -118,13 +118,17 @@ PATH = Form("PATH", _path)
 OPTIONAL_PATH = Form("PATH", lambda text: _path(text) if text else None)
 
 
+DRIVERS = ("auto", "nvml", "amdgpu", "xe")
+"""The sources of real GPUs, as `hardware.driver` has them."""
+
+
 def _hardware(text: str) -> str:
-    if text == "nvml" or text.startswith("fake:") or text.endswith((".yaml", ".yml", ".json")):
+    if text in DRIVERS or text.startswith("fake:") or text.endswith((".yaml", ".yml", ".json")):
         return text
     if re.match(r"[0-9]+x", text):
         raise ValueError(f"{text!r} names no GPUs; did you mean fake:{text}?")
     raise ValueError(
-        f"{text!r} names no GPUs; write nvml for the GPUs of this machine, fake:4xT4 for fake ones, or the path of "
+        f"{text!r} names no GPUs; write auto for the GPUs of this machine, fake:4xT4 for fake ones, or the path of "
         "a .yaml file that describes fake ones"
     )
 

@@ -34,7 +34,11 @@ from gpu_device_plugin.settings.knobs import Form, SettingsError, knob
 
 
 def _gpu_name(text: str) -> str:
-    if re.fullmatch(r"[0-9]{1,3}(:[0-9]{1,2})?|GPU-[0-9a-fA-F-]{36}|MIG-[0-9a-zA-Z/-]{36,92}", text, re.ASCII):
+    if re.fullmatch(
+        r"[0-9]{1,3}(:[0-9]{1,2})?|GPU-[0-9a-fA-F-]{36}|GPU-[0-9A-F]{16}(-p[0-7])?|PCI-[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7](-p[0-7])?|MIG-[0-9a-zA-Z/-]{36,92}",
+        text,
+        re.ASCII,
+    ):
         return text
     raise ValueError(f"{text!r} is neither an index nor a UUID of a GPU, as nvidia-smi -L prints them")
 
@@ -54,10 +58,10 @@ class NodeSettings(ResourceSettings, LogSettings):
     COMMAND: ClassVar[str] = "node"
 
     gpus: str = knob(
-        "nvml",
+        "auto",
         GPU_SOURCE,
-        "Source of the GPUs: nvml, fake ones like fake:2xH200-141GiB,1xA10 or fake:2xH100:mig=1g.10gb*7, or a .yaml "
-        "file with fake GPUs and their faults.",
+        "Source of the GPUs: auto (every driver that the node has), nvml, amdgpu or xe alone, fake ones like "
+        "fake:2xH200-141GiB,1xA10 or fake:2xH100:mig=1g.10gb*7, or a .yaml file with fake GPUs and their faults.",
     )
     exclude_gpus: tuple[str, ...] = knob(
         "",
@@ -114,7 +118,8 @@ class NodeSettings(ResourceSettings, LogSettings):
         "envvar",
         some_of(*DELIVERIES),
         "How GPUs reach a container: envvar (NVIDIA_VISIBLE_DEVICES, for the nvidia runtime), device-specs (also the "
-        "/dev/nvidia* nodes, so that GPUs survive a systemctl daemon-reload), cdi (CDI names).",
+        "/dev/nvidia* nodes, so that GPUs survive a systemctl daemon-reload), cdi (CDI names). GPUs of other drivers "
+        "always come as device nodes, with card also /dev/dri/card*.",
         live=True,
     )
     cdi_kind: str = knob(

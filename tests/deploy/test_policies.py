@@ -129,7 +129,7 @@ def test_variables_are_those_that_the_agent_sets() -> None:
 
     Those of frameworks are the pod's to set.
     """
-    card = Inventory((Gpu("GPU-a", 0, "T4", 15_360, minor=0),))
+    card = Inventory((Gpu("GPU-a", 0, "T4", 15_360, device_paths=("/dev/nvidia0",)),))
     shares = Shares(1024).with_inventory(card)
     placements = (Placement(Demand(Kind.MEMORY, 3), ((0, 3),)), Placement(Demand(Kind.COUNT, 1), ((0, 15),)))
     daemon = MpsGpu(MpsStatus.READY, pipe_directory="/run/gpushare/mps/a")
@@ -188,7 +188,9 @@ def test_annotations_are_those_of_the_wire_contract() -> None:
     assert wire.RESIZE_BOUND in variable("gpushare-guarantee", "label")
     assert f".size() > {wire.LONGEST[wire.MEMORY_GUARANTEE]} ?" in variable("gpushare-guarantee", "wish")
     models = quoted(variable("gpushare-own-node", "mislabelled")) - {"Pod", "metadata.labels"}
-    card = Inventory((Gpu("GPU-a", 0, "T4", 15_360, minor=0), *in_mig_mode(1, SMALL)), driver_version="570.1")
+    card = Inventory(
+        (Gpu("GPU-a", 0, "T4", 15_360, device_paths=("/dev/nvidia0",)), *in_mig_mode(1, SMALL)), driver_version="570.1"
+    )
     limits = NodeLimits({0: GpuEnforcement(Enforcement.ADVISORY, "")})
     written = node_labels(Shares(1024).with_inventory(card, mig=MigMode.SHARE), card, "binpack", limits)
     assert labels == {label for label in written if not label.startswith(tuple(models))}

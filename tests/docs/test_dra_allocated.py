@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 UUIDS = tuple(f"GPU-0000000{number}-0000-4000-8000-000000000000" for number in range(4))
 GPUS = tuple(
-    Gpu(uuid, number, "NVIDIA H200" if number == 2 else "Tesla T4", 16 * 1024, minor=number)
+    Gpu(uuid, number, "NVIDIA H200" if number == 2 else "Tesla T4", 16 * 1024, device_paths=(f"/dev/nvidia{number}",))
     for number, uuid in enumerate(UUIDS)
 )
 """Four GPUs of 16 GiB; NVLinks connect 0 with 1, and 2 with 3."""

@@ -77,7 +77,7 @@ def test_it_answers_the_start_and_every_line_reports_events_and_says_why_it_ends
         {"probes": [{"uuid": "GPU-a"}]},
     ]
     assert {"events": [{"uuid": "GPU-a", "code": 31}]} in messages
-    assert messages[-1] == {"error": {"kind": "context-lost", "what": "nothing answers"}}
+    assert messages[-1] == {"error": {"kind": "context-lost", "what": "nothing answers", "advice": ""}}
 
 
 def test_it_answers_each_kind_of_request_in_their_order() -> None:

@@ -43,7 +43,7 @@ def test_a_short_description_divides_gpus_into_mig_instances() -> None:
 
 def test_an_instance_is_described_as_a_part_of_its_gpu() -> None:
     _, _, parent, one, other = opened("fake:1xT4,1xH100:mig=1g.10gb,1xH100:mig=1g.10gb*2").inventory()["gpus"][-5:]
-    shared = ("index", "minor", "pci_bus_id", "numa_node", "architecture")
+    shared = ("index", "device_paths", "pci_bus_id", "numa_node", "architecture")
     for instance in (one, other):
         assert [instance[key] for key in shared] == [parent[key] for key in shared]
         assert (instance["reserved_mib"], instance["mig"], instance["memory_limits"]) == (0, False, False)

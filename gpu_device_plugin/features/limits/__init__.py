@@ -65,7 +65,7 @@ class LimitHelperSettings(LogSettings):
         "Directory in which the agent requests limits; its setting memory_dir.",
     )
     gpus: str = knob(
-        "nvml",
+        "auto",
         GPU_SOURCE,
         "Source of the GPUs, as the agent's setting gpus.",
     )

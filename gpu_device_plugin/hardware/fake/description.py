@@ -62,7 +62,7 @@ from gpu_device_plugin.hardware.fake import value_forms as forms
 from gpu_device_plugin.hardware.fake.fake_telemetry import CONDITION
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS, UNIFIED, divided
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError, Fields, Reader, Readers, Where
-from gpu_device_plugin.model.gpus import MOST_GPUS, Closeness
+from gpu_device_plugin.model.gpus import MOST_GPUS, NVIDIA, Closeness
 
 if TYPE_CHECKING:
     from gpu_device_plugin.hardware.driver import Record
@@ -244,6 +244,9 @@ def _gpu(where: Where, model: str | None, fields: Fields, position: int, count: 
         "model": model,
         "index": position,
         "minor": position,
+        "driver": NVIDIA,
+        "compute_units": None,
+        "devices": [f"/dev/nvidia{fields.get('minor', position)}"] if fields.get("minor", position) is not None else [],
         "product": product,
         "memory": memory,
         "reserved": reserved,

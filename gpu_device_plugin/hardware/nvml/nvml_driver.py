@@ -230,13 +230,14 @@ class Nvml:
         info = self._optional("nvmlDeviceGetPciInfo", handle)
         # As Linux writes it: NVML's domain has eight digits.
         pci = info and f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
+        minor = self._optional("nvmlDeviceGetMinorNumber", handle)
         return {
             "uuid": self._nvml.nvmlDeviceGetUUID(handle),
             "index": index,
             "product": self._optional("nvmlDeviceGetName", handle) or "unknown GPU",
             "total_mib": total_mib,
             "reserved_mib": reserved_mib,
-            "minor": self._optional("nvmlDeviceGetMinorNumber", handle),
+            "device_paths": [] if minor is None else [f"/dev/nvidia{minor}"],
             "pci_bus_id": pci,
             "numa_node": None if pci is None else self._numa_node(pci),
             "mig": mig,

@@ -6,18 +6,20 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpu_device_plugin.model.contract import variables
-from gpu_device_plugin.model.gpus import Gpu
+from gpu_device_plugin.model.gpus import NVIDIA, Gpu
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.placing import Placement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import Shares
 
-ENVVAR, DEVICE_SPECS = "envvar", "device-specs"
-DELIVERIES = (ENVVAR, DEVICE_SPECS, "cdi")
+ENVVAR, DEVICE_SPECS, CARD = "envvar", "device-specs", "card"
+DELIVERIES = (ENVVAR, DEVICE_SPECS, "cdi", CARD)
 """How a container can get its GPUs."""
 
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 """Device nodes without which CUDA does not start."""
+_DISPLAY = "/dev/dri/card"
+"""The beginning of the device nodes that set up displays too. Programs that compute do without them."""
 OPTIONAL_NODES = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 
 
@@ -70,9 +72,10 @@ class Delivery:
     def why_not(self, gpus: Iterable[Gpu]) -> str:
         """Return why these GPUs cannot be given in this way, as a sentence; empty if they can.
 
-        A GPU without a minor number has no device node, as on WSL2 and Tegra, whose toolkit gives other ones.
+        A GPU of NVIDIA's may have no device node of its own, as on WSL2 and Tegra, whose toolkit gives other ones.
         """
-        without = [gpu.uuid for gpu in gpus if gpu.minor is None] if self.device_specs else []
+        without = [gpu.uuid for gpu in gpus if gpu.driver == NVIDIA and not gpu.device_paths]
+        without = without if self.device_specs else []
         if not without:
             return ""
         return (
@@ -130,9 +133,10 @@ def grant(
     `added` are the variables and mounts that features add; no variable of theirs says what was given.
     """
     gpus = [shares.gpus[position] for position in placement.positions]
-    uuids = [shared.gpu.uuid for shared in gpus]
+    # NVIDIA's runtime, which may be the node's default, refuses UUIDs that it does not know.
+    uuids = [shared.gpu.uuid for shared in gpus if shared.gpu.driver == NVIDIA]
     # CDI names alone are complete. CUDA images set this variable to `all`, which NVIDIA's runtime would obey as well.
-    visible = ",".join(uuids) if delivery.methods & {"envvar", "device-specs"} else "void"
+    visible = (",".join(uuids) or "void") if delivery.methods & {ENVVAR, DEVICE_SPECS} else "void"
     envs = {**added.envs, variables.VISIBLE_DEVICES: visible}
     if placement.demand.kind is Kind.MEMORY:
         own = sum(count for _, count in placement.shares)
@@ -150,19 +154,24 @@ def grant(
         if delivery.cgpu_disable:
             envs[variables.CGPU_DISABLE] = "true"
     nodes: list[str] = []
-    if delivery.device_specs:
+    if delivery.device_specs and uuids:
         nodes = [*CONTROL_NODES, *(node for node in OPTIONAL_NODES if node in present)]
-        nodes += _device_nodes(shared.gpu for shared in gpus)
+    nodes += _device_nodes((shared.gpu for shared in gpus), delivery)
     cdi = tuple(f"{delivery.cdi_kind}={uuid}" for uuid in uuids) if "cdi" in delivery.methods else ()
     return Grant(envs, tuple(nodes), cdi, added.mounts, owner.key)
 
 
-def _device_nodes(gpus: Iterable[Gpu]) -> list[str]:
-    """Return the device nodes of GPUs: of a MIG instance that of its GPU, and those of its capabilities."""
+def _device_nodes(gpus: Iterable[Gpu], delivery: Delivery) -> list[str]:
+    """Return the device nodes of GPUs: of a MIG instance that of its GPU, and those of its capabilities.
+
+    NVIDIA's toolkit makes those of its GPUs, unless they are wanted by their paths.
+    """
     paths: dict[str, None] = {}
     for gpu in gpus:
-        if gpu.minor is not None:
-            paths[f"/dev/nvidia{gpu.minor}"] = None
+        if gpu.driver == NVIDIA and not delivery.device_specs:
+            continue
+        wanted = (path for path in gpu.device_paths if CARD in delivery.methods or not path.startswith(_DISPLAY))
+        paths.update(dict.fromkeys(wanted))
         caps = () if gpu.instance is None else gpu.instance.caps
         paths.update((f"/dev/nvidia-caps/nvidia-cap{number}", None) for number in caps)
     return list(paths)

@@ -29,9 +29,8 @@ def listed_before(text: str) -> tuple[Gpu, ...]:
             each.model,
             each.memory_mib,
             each.reserved_mib,
-            None,
-            each.pci or None,
-            each.numa,
+            pci_bus_id=each.pci or None,
+            numa_node=each.numa,
             instance=None
             if each.instance is None
             else MigInstance(each.instance.parent, _UNLISTED, each.instance.profile, each.instance.gi, 0),

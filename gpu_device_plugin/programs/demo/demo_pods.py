@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from gpu_device_plugin.hardware.driver import DRIVERS
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.model.shares import SharedGpu
 from gpu_device_plugin.testing.cluster.api_server import ApiServer
@@ -245,7 +246,7 @@ class FakeGpus:
 
 def _description(gpus: str) -> dict[str, Any] | None:
     """Return the description of fake GPUs without events of their own, None for all other GPUs."""
-    if gpus == "nvml":
+    if gpus in DRIVERS:
         return None
     if gpus.startswith("fake:"):
         return {"gpus": gpus.removeprefix("fake:")}

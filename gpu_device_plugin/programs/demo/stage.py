@@ -15,6 +15,7 @@ from textwrap import wrap
 from typing import TextIO
 
 from gpu_device_plugin.commandline import encodes
+from gpu_device_plugin.hardware.driver import DRIVERS
 from gpu_device_plugin.model.gpus import short_model
 from gpu_device_plugin.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.model.shares import SharedGpu, parse_id
@@ -225,7 +226,7 @@ class DemoStage:
 
     def introduce(self, gpus: str) -> None:
         """Say what will be seen, and what of it is real."""
-        simulated = "The kubelet and the API server" if gpus == "nvml" else f"GPUs ({gpus}), kubelet and API server"
+        simulated = "The kubelet and the API server" if gpus in DRIVERS else f"GPUs ({gpus}), kubelet and API server"
         paragraphs = (
             (
                 "You will see several services share one GPU, one of them take too much memory and be "

@@ -27,6 +27,7 @@ from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
 from gpu_device_plugin.features.mps import MpsSettings
 from gpu_device_plugin.features.over_use import OverUseSettings
 from gpu_device_plugin.features.report_features import REPORT
+from gpu_device_plugin.hardware.driver import DRIVERS
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
 from gpu_device_plugin.hardware.monitor import Hardware, MonitorTimings
@@ -46,7 +47,7 @@ from gpu_device_plugin.kubernetes.client.errors import ApiError, Call
 from gpu_device_plugin.kubernetes.writers.own_node import OwnNode
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
-from gpu_device_plugin.model.gpus import Inventory
+from gpu_device_plugin.model.gpus import NVIDIA, Inventory
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind, Resource
@@ -225,7 +226,7 @@ async def examined(
     folder, root = settings.device_plugin_dir, where.host_root
     mps_dir = settings.of(MpsSettings).mps_dir
     mps, mps_left = node_reading.mps_state((root or Path("/")) / mps_dir.relative_to("/"))
-    device_nodes, unlinked = ({}, ()) if settings.gpus != "nvml" else _device_nodes(where, view.inventory)
+    device_nodes, unlinked = ({}, ()) if settings.gpus not in DRIVERS else _device_nodes(where, view.inventory)
     allocations, checkpoint_problem = checkpoint_read(settings)
     labels, engine = ({}, "") if isinstance(seen, Unknown) else (seen.node.labels, seen.node.runtime)
     instances = (gpu.instance for gpu in view.inventory.gpus if gpu.instance is not None and gpu.instance.alone)
@@ -237,7 +238,12 @@ async def examined(
         resources=resources,
         share_mib_in_force=StateFile(folder, SHARE_SIZE).number(),
         mig_present={
-            gpu.uuid: sum(1 for _ in (root or Path("/")).glob(f"{_CAPABILITIES}/gpu{gpu.minor}/mig/gi*"))
+            gpu.uuid: sum(
+                1
+                for _ in (root or Path("/")).glob(
+                    f"{_CAPABILITIES}/gpu{''.join(gpu.device_paths).removeprefix('/dev/nvidia')}/mig/gi*"
+                )
+            )
             for gpu in view.inventory.gpus
             if gpu.mig
         },
@@ -310,15 +316,16 @@ async def _driver(
 
 def _device_nodes(where: DoctorPlace, inventory: Inventory) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the fault of each device node, and the nodes without a link in /dev/char; see `NodeSymptoms`."""
-    # A GPU and its MIG instances have one number.
-    minors = dict.fromkeys(gpu.minor for gpu in inventory.gpus if gpu.minor is not None)
+    # A GPU and its MIG instances have one node.
+    paths = dict.fromkeys(path for gpu in inventory.gpus for path in gpu.device_paths)
     nodes: dict[str, str] = {}
     unlinked = []
     if (where.dev / "dxg").exists() and not (where.dev / Path(CONTROL_NODES[0]).name).exists():
         return {"/dev/dxg": ""}, ()  # WSL2 has this one for all GPUs
-    for path in (*CONTROL_NODES, *(f"/dev/nvidia{minor}" for minor in minors)):
+    of_nvidia = not inventory.gpus or any(gpu.driver == NVIDIA for gpu in inventory.gpus)
+    for path in (*(CONTROL_NODES if of_nvidia else ()), *paths):
         try:
-            found = (where.dev / Path(path).name).stat()
+            found = (where.dev / path.removeprefix("/dev/")).stat()
         except OSError as problem:
             nodes[path] = "is missing" if isinstance(problem, FileNotFoundError) else str(problem.strerror)
             continue

@@ -147,7 +147,7 @@ def test_the_instances_of_a_gpu_follow_it(library: Divided, tmp_path: Path) -> N
         "product": "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
         "total_mib": 20096,
         "reserved_mib": 1,
-        "minor": 5,
+        "device_paths": ["/dev/nvidia5"],
         "pci_bus_id": "0000:3d:00.0",
         "numa_node": None,
         "mig": False,

@@ -335,8 +335,8 @@ def test_a_node_of_impossible_capacity_has_no_gpus(memory: int, count: int, gpus
 
 # --- the annotation of the agent
 
-T4 = Gpu("GPU-a", 0, "Tesla T4", 15_360, 450, minor=0, pci_bus_id="0000:3b:00.0", numa_node=0)
-A10 = Gpu("GPU-b", 1, "NVIDIA A10", 23_028, minor=1)
+T4 = Gpu("GPU-a", 0, "Tesla T4", 15_360, 450, device_paths=("/dev/nvidia0",), pci_bus_id="0000:3b:00.0", numa_node=0)
+A10 = Gpu("GPU-b", 1, "NVIDIA A10", 23_028, device_paths=("/dev/nvidia1",))
 MIG = Gpu("GPU-m", 2, "NVIDIA H100", 81_559, mig=True)
 INVENTORY = Inventory(
     (T4, A10, MIG),
@@ -425,7 +425,7 @@ def test_a_gpu_out_of_service_without_a_reason_is_out_of_service() -> None:
 # --- MIG
 
 H100 = "NVIDIA H100 80GB HBM3"
-CARD = Gpu("GPU-h", 2, H100, 81_559, minor=2, pci_bus_id="0000:5e:00.0", numa_node=1, mig=True)
+CARD = Gpu("GPU-h", 2, H100, 81_559, device_paths=("/dev/nvidia2",), pci_bus_id="0000:5e:00.0", numa_node=1, mig=True)
 
 
 def mig(number: int, profile: str = "1g.10gb") -> Gpu:

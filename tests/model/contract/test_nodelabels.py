@@ -23,8 +23,8 @@ from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.shares import Shares
 from tests.mig_gpus import SMALL, in_mig_mode
 
-T4 = Gpu("GPU-a", 0, "Tesla T4", 15_360, 450, minor=0, pci_bus_id="0000:3b:00.0", numa_node=0)
-A10 = Gpu("GPU-b", 1, "NVIDIA A10", 23_028, minor=1)
+T4 = Gpu("GPU-a", 0, "Tesla T4", 15_360, 450, device_paths=("/dev/nvidia0",), pci_bus_id="0000:3b:00.0", numa_node=0)
+A10 = Gpu("GPU-b", 1, "NVIDIA A10", 23_028, device_paths=("/dev/nvidia1",))
 MIG = Gpu("GPU-m", 2, "NVIDIA H100", 81_559, mig=True)
 INVENTORY = Inventory((T4, A10, MIG), (), "580.82.07")
 SHARES = Shares(1024).with_inventory(INVENTORY)

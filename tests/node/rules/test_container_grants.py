@@ -16,7 +16,10 @@ from gpu_device_plugin.node.rules.container_grants import (
 )
 
 # Two cards of 15 GiB whose minor numbers are 3 and 0.
-CARDS = (Gpu("GPU-aaaa", 0, "Tesla T4", 15_360, minor=3), Gpu("GPU-bbbb", 1, "Tesla T4", 15_360, minor=0))
+CARDS = (
+    Gpu("GPU-aaaa", 0, "Tesla T4", 15_360, device_paths=("/dev/nvidia3",)),
+    Gpu("GPU-bbbb", 1, "Tesla T4", 15_360, device_paths=("/dev/nvidia0",)),
+)
 SHARES = Shares(1024).with_inventory(Inventory(CARDS))
 THREE = Placement(Demand(Kind.MEMORY, 3), ((1, 3),))
 """Three shares of the second card."""
@@ -89,7 +92,7 @@ def test_nodes_that_are_not_on_this_machine_are_left_out() -> None:
 
 
 def test_a_gpu_without_a_minor_number_has_no_node_of_its_own() -> None:
-    wsl = Shares(1024).with_inventory(Inventory((CARDS[0], replace(CARDS[1], minor=None))))
+    wsl = Shares(1024).with_inventory(Inventory((CARDS[0], replace(CARDS[1], device_paths=()))))
     nodes = grant(THREE, wsl, Delivery(methods=frozenset({"device-specs"}))).device_nodes
     assert nodes == (*CONTROL_NODES, *OPTIONAL_NODES)
 

@@ -188,7 +188,7 @@ def test_gpus_without_device_nodes_are_not_given_by_device_nodes() -> None:
     assert both.delivery.methods == {"cdi"}
     for devices in (("envvar",), ("cdi",)):
         assert config(inventory=wsl, devices=devices).undeliverable == ""
-    node_there = replace(wsl, gpus=(replace(wsl.gpus[0], minor=0),))
+    node_there = replace(wsl, gpus=(replace(wsl.gpus[0], device_paths=("/dev/nvidia0",)),))
     assert config(inventory=node_there, devices=("device-specs",)).undeliverable == ""
 
 

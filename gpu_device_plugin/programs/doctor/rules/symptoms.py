@@ -24,6 +24,7 @@ from gpu_device_plugin.node.rules.node_config import mig_mode
 from gpu_device_plugin.report.rules.finding import Unknown
 from gpu_device_plugin.report.rules.node_view import ExaminedNode
 from gpu_device_plugin.scheduler.rules.candidate import gpus_of_node
+from gpu_device_plugin.settings.forms import DRIVERS
 
 if TYPE_CHECKING:
     from gpu_device_plugin.settings.node import NodeSettings
@@ -300,7 +301,7 @@ class NodeSymptoms:
     @property
     def invented(self) -> bool:
         """Whether the GPUs come from a description file."""
-        return self.settings.gpus != "nvml"
+        return self.settings.gpus not in DRIVERS
 
     def name(self, gpu: Gpu) -> str:
         """Return a GPU or an instance with its UUID, as people know it: by its number in the node's list, if any."""

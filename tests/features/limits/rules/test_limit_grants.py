@@ -26,7 +26,10 @@ from tests.limiting import granted
 from tests.nodes import ids, node, uuid
 
 # Two cards of 15 GiB whose minor numbers are 3 and 0.
-CARDS = (Gpu("GPU-aaaa", 0, "Tesla T4", 15_360, minor=3), Gpu("GPU-bbbb", 1, "Tesla T4", 15_360, minor=0))
+CARDS = (
+    Gpu("GPU-aaaa", 0, "Tesla T4", 15_360, device_paths=("/dev/nvidia3",)),
+    Gpu("GPU-bbbb", 1, "Tesla T4", 15_360, device_paths=("/dev/nvidia0",)),
+)
 SHARES = Shares(1024).with_inventory(Inventory(CARDS))
 THREE = Placement(Demand(Kind.MEMORY, 3), ((1, 3),))
 """Three shares of the second card."""

@@ -19,7 +19,7 @@ from tests.programs.doctor.rules.test_node_checks import changed
 from tests.reporting import NODE_CHECKS as CHECKS
 from tests.resources import RESOURCES
 
-T4 = Gpu("GPU-t", 1, "Tesla T4", 15_360, minor=1, memory_limits=True)
+T4 = Gpu("GPU-t", 1, "Tesla T4", 15_360, device_paths=("/dev/nvidia1",), memory_limits=True)
 PARTED = in_mig_mode(0, SMALL, SMALL, MIDDLE)
 BOTH = Inventory((*PARTED, T4), driver_version="615.71.09", cgroup=2)
 ONLY = replace(BOTH, gpus=PARTED)

@@ -34,8 +34,8 @@ from tests.reports import report
 from tests.resources import RESOURCES
 
 GPUS = (
-    Gpu("GPU-a", 0, "Tesla T4", 15360, 0, minor=0, memory_limits=True),
-    Gpu("GPU-b", 1, "Tesla T4", 15360, 0, minor=1, memory_limits=True),
+    Gpu("GPU-a", 0, "Tesla T4", 15360, 0, device_paths=("/dev/nvidia0",), memory_limits=True),
+    Gpu("GPU-b", 1, "Tesla T4", 15360, 0, device_paths=("/dev/nvidia1",), memory_limits=True),
 )
 CONTAINERD = Runtime("containerd", "/etc/containerd/config.toml", ("nvidia",), default=False, cdi=True)
 WELL = NodeSymptoms(

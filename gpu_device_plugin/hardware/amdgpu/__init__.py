@@ -1,0 +1,1 @@
+"""The driver port over the kernel's own files: GPUs of the drivers amdgpu (AMD) and xe (Intel)."""

@@ -1,0 +1,60 @@
+"""The driver port over sysfs, procfs and cgroupfs, for the GPUs of the drivers amdgpu and xe."""
+
+from __future__ import annotations
+
+import time
+
+from gpu_device_plugin.hardware.amdgpu import discovery
+from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
+
+TYPE_CHECKING = False  # see hardware/driver.py
+if TYPE_CHECKING:
+    from gpu_device_plugin.hardware.driver import Record
+
+
+class Drm:
+    """The GPUs of kernel drivers; see `driver.Driver`. It needs no library and opens no device node."""
+
+    def __init__(self, drivers: list[str], root: str = "") -> None:
+        """Read the GPUs of `drivers`; below `root` are /sys, /proc and /dev."""
+        self._files = KernelFiles(root)
+        self._drivers = drivers
+        self._gpus: list[discovery.ListedGpu] = []
+
+    def inventory(self) -> Record:
+        """List the GPUs; see `Driver.inventory`."""
+        found = discovery.find(self._files, self._drivers)
+        self._gpus = found.gpus
+        return {
+            "gpus": [gpu.record for gpu in found.gpus],
+            "links": [],
+            "driver_version": None,
+            "cgroup": None,
+            "left_out": len(found.unread),
+            "troubles": [*found.unread, *found.troubles],
+        }
+
+    def probe(self) -> list[Record]:
+        """Read every GPU; see `Driver.probe`."""
+        return []
+
+    def use(self, *, utilisation: bool) -> list[Record]:  # noqa: ARG002
+        """Read the processes on every GPU; see `Driver.use`."""
+        return []
+
+    def condition(self, groups: list[str]) -> list[Record]:  # noqa: ARG002
+        """Read the condition of every GPU; see `Driver.condition`."""
+        return []
+
+    def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:  # noqa: ARG002
+        """Read the memory limits of cgroups; see `Driver.limits`."""
+        return []
+
+    def set_limits(self, wanted: list[tuple[str, str, int | None, int]]) -> list[Record]:  # noqa: ARG002
+        """Set the memory limits of cgroups; see `Driver.set_limits`."""
+        return []
+
+    def wait_events(self, timeout_s: float) -> list[Record]:
+        """Wait for events; see `Driver.wait_events`."""
+        time.sleep(timeout_s)
+        return []
