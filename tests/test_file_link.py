@@ -189,6 +189,7 @@ def test_what_another_version_says_of_limits_is_understood() -> None:
     """With spaces, as versions up to 0.2.0 write it, and with keys that a later one may add."""
     key = f'"pod_uid": "{"a" * 32}", "container_id": "{"c" * 64}", "uuid": "GPU-a"'
     limits = f'"limits": [{{{key}, "hard_mib": 2, "soft_mib": 1, "why": "no", "new": null}}]'
-    outcomes, beat_s = LIMIT_FILES.read_state(f'{{"version": 1, "beat": 12, {limits}, "new": {{}}}}')
-    assert [(each.limit, each.why) for each in outcomes.values()] == [((2, 1), "no")]
+    state, beat_s = LIMIT_FILES.read_state(f'{{"version": 1, "beat": 12, {limits}, "new": {{}}}}')
+    assert [(each.limit, each.why) for each in state.outcomes.values()] == [((2, 1), "no")]
+    assert "of a version that knows no dmem" in state.dmem
     assert beat_s == 12.0

@@ -40,6 +40,7 @@ class CgroupTree:
     def __init__(self, root: Path = ROOT) -> None:
         """Search below `root`, where a cgroup file system is mounted."""
         self._root = root
+        self.mount = str(root)
         self._found: Mapping[CgroupOwner, str] = {}
 
     def leaves(self, wanted: Collection[CgroupOwner]) -> Mapping[CgroupOwner, str] | None:
@@ -60,6 +61,15 @@ class CgroupTree:
             found |= self._outside(elsewhere)
         self._found = found
         return found if visible else None
+
+    def pods(self, uids: Collection[str]) -> Mapping[str, str]:
+        """Return the cgroup directory of each of these pods that has one in a tree of the kubelet, by UID."""
+        found: dict[str, str] = {}
+        for tree in self._trees() if uids else ():
+            for pod in _pods(tree, uids):
+                if (owner := owner_of(pod.name)) is not None:
+                    found.setdefault(owner.pod_uid, pod.path)
+        return found
 
     def counters(self, leaf: str) -> Mapping[str, int]:
         """Read what the cgroup in this directory of the tree counts since it was made; what is not told is left out.

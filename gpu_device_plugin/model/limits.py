@@ -15,6 +15,8 @@ class Enforcement(StrEnum):
     """The container has a whole MIG instance, whose memory the hardware keeps apart."""
     DRIVER = "driver"
     """The driver (r615 or newer) limits the memory of the container's cgroup."""
+    DMEM = "dmem"
+    """The kernel's cgroup controller dmem limits the memory of the container's cgroup, as the limit helper tells it."""
     MPS = "mps"
     """The server of NVIDIA's MPS limits the memory of each process of the container."""
     CUSTOM = "custom"
@@ -33,7 +35,8 @@ CHOOSABLE = tuple(enforcement for enforcement in Enforcement if enforcement is n
 
 
 AUTO = "auto"
-"""A value of the setting `limits`: the driver's limits where they are, and nothing is asked for where they are not."""
+"""A value of the setting `limits`: the driver's limits or the kernel's where they are, and nothing is asked for where
+they are not."""
 LIMITS = (AUTO, *CHOOSABLE)
 """The values of the setting `limits` and of the node label `SET_LIMITS_LABEL`."""
 

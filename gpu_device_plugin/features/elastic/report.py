@@ -43,6 +43,7 @@ _ENFORCED = {
     Enforcement.ADVISORY: f"nothing enforces it: the program has to follow {IN_CONTAINER}",
     Enforcement.DRIVER: "the driver keeps the limit set when the container started, unless the node runs the limit "
     "helper",
+    Enforcement.DMEM: "the limit helper has the kernel's limit follow",
     Enforcement.MPS: "MPS keeps the limit that the pod was created with",
     Enforcement.CUSTOM: "the administrator's library keeps the limit that the pod was created with",
 }

@@ -19,8 +19,9 @@ class LimitSettings(UseSettings):
     limits: str = knob(
         "auto",
         one_of("auto", *CHOOSABLE),
-        "Who holds containers to their memory limits: driver (r615), mps (NVIDIA's MPS), custom (extra_grant), "
-        "advisory (nobody; a variable names the limit), or auto (driver, else advisory). The node labels "
+        "Who holds containers to their memory limits: driver (r615), dmem (the kernel's cgroup controller, not for "
+        "NVIDIA's GPUs), mps (NVIDIA's MPS), custom (extra_grant), advisory (nobody; a variable names the limit), or "
+        "auto (driver or dmem, else advisory). The node labels "
         "gpu-device-plugin/set-limits and ack.node.gpu.schedule override it.",
         live=True,
     )

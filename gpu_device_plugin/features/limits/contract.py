@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -24,19 +24,20 @@ LONGEST_WHY = 512
 """Characters of a reason; of a longer one the beginning stands there."""
 
 _POD = r"\A(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})\Z"
-_CONTAINER = r"\A[0-9a-f]{64}\Z"
-_GPU = r"\AGPU-[0-9A-Za-z-]{1,60}\Z"
+_CONTAINER = r"\A(?:[0-9a-f]{64})?\Z"
+_GPU = r"\A(?:GPU-[0-9A-Za-z-]{1,60}|PCI-[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z"
+OLDER = "the limit helper of this node is of a version that knows no dmem: update it"
 
 
 class LimitKey(NamedTuple):
-    """One start of one container on one GPU. Its next start has another ID, and a cgroup of its own."""
+    """One start of one container, or a pod, on one GPU. Its next start has another ID, and a cgroup of its own."""
 
     pod_uid: str
     """As the kubelet knows the pod, and as cgroups name it."""
     container_id: str
-    """64 hexadecimal digits."""
+    """64 hexadecimal digits; empty: the limit is that of the pod's cgroup, for all its containers together."""
     uuid: str
-    """Of the GPU. A MIG instance has no such limit."""
+    """Of the GPU. A MIG instance has no such limit, and a partition of a board neither."""
 
     @property
     def plausible(self) -> bool:
@@ -61,6 +62,15 @@ class LimitOutcome:
     """The wanted limit that this is about, which may be an earlier one."""
     why: str = ""
     """Why it is not set, as a sentence without a full stop; empty: it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsState:
+    """What the helper tells of itself."""
+
+    outcomes: Mapping[LimitKey, LimitOutcome] = field(default_factory=dict)
+    dmem: str = OLDER
+    """Why it cannot set limits by the kernel's controller dmem, as a clause; empty: it can."""
 
 
 class _Limit(msgspec.Struct):
@@ -88,6 +98,7 @@ class _WantedLimits(Document):
 class _LimitsState(Document):
     beat: float
     limits: Annotated[list[_Outcome], Meta(max_length=MOST_LIMITS)]
+    dmem: Annotated[str, Meta(max_length=LONGEST_WHY)] = OLDER
 
 
 _LIMITS_WANTED_FILE, _LIMITS_STATE_FILE = "limits-wanted.json", "limits-state.json"
@@ -102,25 +113,25 @@ def _wanted(limits: Mapping[LimitKey, MemoryLimit]) -> _WantedLimits:
     return _WantedLimits(VERSION, [_Limit(*key, *limit) for key, limit in sorted(limits.items())[:MOST_LIMITS]])
 
 
-def _state(outcomes: Mapping[LimitKey, LimitOutcome], beat_s: float) -> _LimitsState:
-    limits = [_Outcome(*key, *each.limit, each.why[:LONGEST_WHY]) for key, each in sorted(outcomes.items())]
-    return _LimitsState(VERSION, beat_s, limits)
+def _state(state: LimitsState, beat_s: float) -> _LimitsState:
+    limits = [_Outcome(*key, *each.limit, each.why[:LONGEST_WHY]) for key, each in sorted(state.outcomes.items())]
+    return _LimitsState(VERSION, beat_s, limits, state.dmem[:LONGEST_WHY])
 
 
-def _read_limits_state(content: str | bytes) -> tuple[Mapping[LimitKey, LimitOutcome], float]:
+def _read_limits_state(content: str | bytes) -> tuple[LimitsState, float]:
     found = parsed(_LimitsState, _LIMITS_STATE_FILE, content)
     limits = [(*_split(each), each.why) for each in found.limits]
-    return {key: LimitOutcome(limit, why) for key, limit, why in limits}, found.beat
+    return LimitsState({key: LimitOutcome(limit, why) for key, limit, why in limits}, found.dmem), found.beat
 
 
-LIMIT_FILES: HelperFiles[Mapping[LimitKey, MemoryLimit], Mapping[LimitKey, LimitOutcome]] = HelperFiles(
+LIMIT_FILES: HelperFiles[Mapping[LimitKey, MemoryLimit], LimitsState] = HelperFiles(
     _LIMITS_WANTED_FILE,
     _LIMITS_STATE_FILE,
     4 << 20,  # a limit takes some 200, and up to `LONGEST_WHY` more if it could not be set
     {},
     lambda wanted: text_of(_wanted(wanted)),
     lambda content: dict(map(_split, parsed(_WantedLimits, _LIMITS_WANTED_FILE, content).limits)),
-    lambda outcomes, beat_s: text_of(_state(outcomes, beat_s)),
+    lambda state, beat_s: text_of(_state(state, beat_s)),
     _read_limits_state,
 )
 """The helper sets the limits that are wanted, leaves all others alone, and says what came of each."""

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.waiting import wait_within
 from gpu_device_plugin.features.limits import LimitHelperSettings
-from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, LimitOutcome, MemoryLimit
+from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, LimitsState, MemoryLimit
 from gpu_device_plugin.features.limits.rules import helper_limits as rules
 from gpu_device_plugin.file_link import HelperLink
+from gpu_device_plugin.hardware.amdgpu.dmem import Dmem
+from gpu_device_plugin.hardware.driver import DRIVERS
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import State
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, MonitorTimings
@@ -24,6 +26,7 @@ from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.lifetime import ReloadingProgram
+from gpu_device_plugin.model.gpus import NVIDIA
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.sources import Sources, Texts
 
@@ -46,11 +49,23 @@ class LimitHelper:
     ends goes with its cgroup.
     """
 
-    def __init__(self, directory: Path, hardware: Hardware, tree: CgroupTree, *, poll_s: float = POLL_S) -> None:
-        """Prepare to meet the agent in `directory`, where it is looked for what is wanted every `poll_s` seconds."""
+    def __init__(
+        self,
+        directory: Path,
+        hardware: Hardware,
+        tree: CgroupTree,
+        *,
+        lack_of_dmem: Callable[[], str] = lambda: "",
+        poll_s: float = POLL_S,
+    ) -> None:
+        """Prepare to meet the agent in `directory`, where it is looked for what is wanted every `poll_s` seconds.
+
+        `lack_of_dmem` returns why the kernel's controller cannot limit memory here; empty: it can.
+        """
         self._files = HelperLink(directory, LIMIT_FILES, boot_time)
         self._hardware = hardware
         self._tree = tree
+        self._lack_of_dmem = lack_of_dmem
         self._poll_s = poll_s
         self._attempts: dict[LimitKey, rules.Attempt] = {}
         self._released = False
@@ -91,12 +106,12 @@ class LimitHelper:
         due = rules.due(self._wanted, self._attempts, boot_time())
         if not due:
             return
-        leaves = self._tree.leaves({_owner(key) for key in self._wanted})
+        leaves = self._tree.leaves({_owner(key) for key in self._wanted if key.container_id})
+        pods = self._tree.pods({key.pod_uid for key in due if not key.container_id})
         memory_mib = {gpu.uuid: gpu.total_mib for gpu in self._hardware.view.value.inventory.gpus}
         refused = rules.refused_soft_limits(self._wanted, memory_mib)
-        paths = {
-            key: path for key in due if key not in refused and (path := (leaves or {}).get(_owner(key))) is not None
-        }
+        known = {key: (leaves or {}).get(_owner(key)) if key.container_id else pods.get(key.pod_uid) for key in due}
+        paths = {key: path for key, path in known.items() if key not in refused and path is not None}
         unseen = rules.NO_CGROUPS if leaves is None else rules.NO_LEAF
         found = {key: refused.get(key, unseen) for key in due} | await self._set(paths)
         for key in due:
@@ -118,19 +133,30 @@ class LimitHelper:
             for key in part:
                 one = read.get((key.uuid, paths[key]))
                 limit = self._wanted[key]
-                found[key] = rules.NO_GPU if one is None else rules.why_not_set(limit, one.code, one.hard_mib)
+                if one is None:
+                    found[key] = rules.NO_GPU
+                elif key.uuid in self._by_kernel:
+                    found[key] = rules.why_not_set_by_kernel(limit, one.code, one.hard_mib, one.used_mib)
+                else:
+                    found[key] = rules.why_not_set(limit, one.code, one.hard_mib)
         return found
+
+    @property
+    def _by_kernel(self) -> frozenset[str]:
+        """The GPUs whose memory the kernel limits, not NVIDIA's driver, by UUID."""
+        return frozenset(gpu.uuid for gpu in self._hardware.view.value.inventory.gpus if gpu.driver != NVIDIA)
 
     def _attempted(self, key: LimitKey, why: str) -> None:
         limit, before = self._wanted[key], self._attempts.get(key)
-        self._attempts[key] = after = rules.attempted(limit, why, before, boot_time())
+        check_s = rules.DMEM_CHECK_S if key.uuid in self._by_kernel else rules.CHECK_S
+        self._attempts[key] = after = rules.attempted(limit, why, before, boot_time(), check_s)
         if before is None or before.outcome != after.outcome:
             extra = {**key._asdict(), "hard_mib": limit.hard_mib, **({"why": why} if why else {})}
             level, what = (logging.WARNING, "not set") if why else (logging.INFO, "set")
             _log.log(level, "a limit is %s", what, extra=extra)
 
-    def _state(self) -> Mapping[LimitKey, LimitOutcome]:
-        return {key: old.outcome for key, old in self._attempts.items()}
+    def _state(self) -> LimitsState:
+        return LimitsState({key: old.outcome for key, old in self._attempts.items()}, self._lack_of_dmem())
 
 
 def _owner(key: LimitKey) -> CgroupOwner:
@@ -149,6 +175,9 @@ def main(sources: Sources[LimitHelperSettings], texts: Texts, settings: LimitHel
         hardware = Hardware(settings.gpus, timings=_TIMINGS)
     except DescriptionError as error:
         raise UsageError(str(error)) from error
-    work = LimitHelper(settings.memory_dir, hardware, CgroupTree()).run()
+    dmem = Dmem()
+    # Fake GPUs need no kernel.
+    lack = dmem.lack_of_writing if settings.gpus in DRIVERS else lambda: ""
+    work = LimitHelper(settings.memory_dir, hardware, CgroupTree(), lack_of_dmem=lack).run()
     program, ends = ReloadingProgram(settings), (HardwareContextLost,)
     return asyncio.run(program.follow_settings(sources, texts, work, "limit helper", restart_after=ends))

@@ -35,6 +35,12 @@ _GUIDE = "docs/guide.md says what each enforcement needs (How a memory limit is 
 _LIMITING_TOOLKIT = (1, 20, 1)
 _DRIVER = wanted_enforcement(Enforcement.DRIVER, {})
 
+_HOLDERS = {
+    Enforcement.DRIVER: "the driver",
+    Enforcement.DMEM: "the kernel (dmem)",
+    Enforcement.PARTITION: "the hardware (MIG)",
+}
+"""Whose limits can be read back, or need not be."""
 _BROKEN = (LimitStatus.DIFFERS, LimitStatus.MISSING)
 """The worse one last."""
 
@@ -59,7 +65,8 @@ def not_held_states(_: NodeView, parts: Sequence[ContainerUse]) -> Iterable[Stat
     if not broken:
         return ()
     worst = max(broken, key=lambda part: _BROKEN.index(part.held))
-    found = "no driver limit" if worst.found_mib is None else f"driver limit {mib(worst.found_mib)}"
+    by = "kernel" if worst.enforcement is Enforcement.DMEM else "driver"
+    found = f"no {by} limit" if worst.found_mib is None else f"{by} limit {mib(worst.found_mib)}"
     text, word = f"{found}, granted {mib(worst.most_mib)}", "limit not as granted"
     said = {"held": f"{worst.held}", "foundMiB": worst.found_mib, "grantedMiB": worst.most_mib}
     return [State(4, "limit-not-held", Tone.BAD, text, said, word, counted=word)]
@@ -85,7 +92,7 @@ def limits(nodes: Iterable[ExaminedNode], by_profile: Mapping[str, str]) -> Iter
         elif not refused:
             present.append(((reported.enforcement, reported.why), node.name))
     for (enforcement, why), names in sorted(grouped(present).items()):
-        firm = enforcement in {Enforcement.PARTITION, Enforcement.DRIVER, Enforcement.MPS}
+        firm = enforcement in {Enforcement.PARTITION, Enforcement.DRIVER, Enforcement.DMEM, Enforcement.MPS}
         text = "{limits} on {nodes}: {why}"
         yield (
             ok("limits", text, limits=enforcement, nodes=names, why=why)
@@ -205,7 +212,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def held(nodes: Sequence[ExaminedNode]) -> Iterator[Finding]:
-    """Check that the driver has the limits that containers were granted."""
+    """Check that the driver, or the kernel, has the limits that containers were granted."""
     findings: list[Finding] = []
     for node in nodes:
         if broken := [part for part in node.report.current if not_held(part)]:
@@ -217,7 +224,7 @@ def held(nodes: Sequence[ExaminedNode]) -> Iterator[Finding]:
         unread = [
             (part.why, container(part))
             for part in node.report.current
-            if part.enforcement is Enforcement.DRIVER and part.held is LimitStatus.UNVERIFIED
+            if part.enforcement in {Enforcement.DRIVER, Enforcement.DMEM} and part.held is LimitStatus.UNVERIFIED
         ]
         for why, names in sorted(grouped(unread).items()):
             text = "{node}: whether the limit holds is not known of {containers}" + (": {why}" if why else "")
@@ -226,9 +233,7 @@ def held(nodes: Sequence[ExaminedNode]) -> Iterator[Finding]:
     if findings:
         return
     holding = [part.enforcement for node in nodes for part in node.report.current if part.held is LimitStatus.HELD]
-    instances = holding.count(Enforcement.PARTITION)
     text = "{by} holds {containers:container} to the granted memory"
-    if by_driver := len(holding) - instances:
-        yield ok("limits-held", text, by="the driver", containers=by_driver)
-    if instances:
-        yield ok("limits-held", text, by="the hardware (MIG)", containers=instances)
+    for enforcement, by in _HOLDERS.items():
+        if containers := holding.count(enforcement):
+            yield ok("limits-held", text, by=by, containers=containers)

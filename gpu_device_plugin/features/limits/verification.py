@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from gpu_device_plugin.aio.waiting import Attempts
 from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.limits.rules import running_limits as rules
+from gpu_device_plugin.features.limits.rules.dmem_limits import NOT_YET, by_kernel, verified_by_kernel
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
+from gpu_device_plugin.features.use.rules.process_use import used_by_processes
 from gpu_device_plugin.hardware.messages import CgroupLimit
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
-from gpu_device_plugin.model.limits import LimitState, LimitStatus
+from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
 from gpu_device_plugin.node.feature_context import NodeContext
 from gpu_device_plugin.node.rules.ledger import ContainerKey
 from gpu_device_plugin.report.rules.printing import printable
@@ -49,7 +51,7 @@ class _Verified:
 
 @dataclass(eq=False, repr=False)
 class Verification:
-    """Verifies every limit of the driver's soon after its container has started, and again at intervals.
+    """Verifies every limit of the driver's or kernel's soon after its container has started, and again at intervals.
 
     Publishes the state of each limit, of all means whose limits are more than told and of no whole GPU, as the node's
     `limit_states`, and what the driver counts as the use's `measured_by_driver`.
@@ -60,6 +62,8 @@ class Verification:
 
     _node: NodeContext
     _use: Use
+    _pending: Callable[[ContainerGpus, str], str] = lambda *_: ""
+    """Returns why the limit helper has not set a container's limit on a GPU, by UUID; empty: it has."""
 
     def __post_init__(self) -> None:
         self._verified: dict[ContainerKey, _Verified] = {}
@@ -107,7 +111,9 @@ class Verification:
         """Read back what is not known for good; return whether that succeeded."""
         holders = tuple(self._use.holders())
         running = {
-            (each.pod_uid, each.container): each for each in holders if rules.by_driver(each) and each.container_id
+            (each.pod_uid, each.container): each
+            for each in holders
+            if (rules.by_driver(each) or by_kernel(each)) and each.container_id
         }
         due = {key: each for key, each in running.items() if (old := self._known(key, each)) is None or not old.final}
         found = await self._read(due, running.values()) if due else {}
@@ -144,20 +150,26 @@ class Verification:
         for key, holder in due.items():
             path, old, used = paths[key], self._known(key, holder), {}
             if path is None:
-                unseen = rules.unverified(rules.NO_CGROUPS if leaves is None else rules.NO_LEAF)
+                unseen = _unverified(holder, rules.NO_CGROUPS if leaves is None else rules.NO_LEAF)
                 states, final = dict.fromkeys(holder.granted, unseen), leaves is None
             else:
-                states = dict.fromkeys(holder.granted, rules.unverified(rules.NO_ANSWER))
+                states = dict.fromkeys(holder.granted, _unverified(holder, rules.NO_ANSWER))
                 states |= {} if old is None else old.states
                 read = {uuid: limits[uuid, path] for uuid in holder.granted if (uuid, path) in limits}
                 now = {uuid: self._use.allowed_now.value.get((*key, uuid)) for uuid in read}
-                states |= {
-                    uuid: rules.verified(holder, uuid, one.code, one.hard_mib, now[uuid]) for uuid, one in read.items()
-                }
-                final = len(read) == len(states)
+                states |= {uuid: self._verify(holder, one, now[uuid]) for uuid, one in read.items()}
+                final = len(read) == len(states) and all(state.why != NOT_YET for state in states.values())
                 used = {uuid: one.used_mib for uuid, one in read.items() if one.used_mib is not None}
             found[key] = _Verified(holder.container_id, holder.granted, states, used, final)
         return found
+
+    def _verify(self, holder: ContainerGpus, read: CgroupLimit, now_mib: int | None) -> LimitState:
+        if not by_kernel(holder):
+            return rules.verified(holder, read.uuid, read.code, read.hard_mib, now_mib)
+        found = read.code, read.hard_mib, read.used_mib
+        processes_mib = used_by_processes(*self._use.processes_read, read.uuid, _owner(holder))
+        pending = self._pending(holder, read.uuid)
+        return verified_by_kernel(holder, read.uuid, found, now_mib, processes_mib=processes_mib, pending=pending)
 
     async def _ask(self, wanted: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], CgroupLimit]:
         """Return the limits that the driver has, as far as it answers."""
@@ -172,10 +184,10 @@ class Verification:
     def _states_of(self, holder: ContainerGpus) -> Iterable[tuple[str, LimitState]]:
         if (unread := rules.by_kind(holder)) is not None:
             return dict.fromkeys(holder.granted, unread).items()
-        if not rules.by_driver(holder):
+        if not (rules.by_driver(holder) or by_kernel(holder)):
             return ()
         if holder.pod is None:
-            return dict.fromkeys(holder.granted, rules.unverified(rules.NO_CONTAINER)).items()
+            return dict.fromkeys(holder.granted, _unverified(holder, rules.NO_CONTAINER)).items()
         verified = self._verified.get((holder.pod_uid, holder.container))
         return () if verified is None else verified.states.items()
 
@@ -200,6 +212,10 @@ class Verification:
             self._reported[key] = found.container_id
             note = f"The memory limit of container {printable(holder.container)} does not hold: {'; '.join(faults)}."
             self._node.api.event("GPULimitNotHeld", note, "Verify", pod=pod)
+
+
+def _unverified(holder: ContainerGpus, why: str) -> LimitState:
+    return rules.unverified(why, Enforcement.DMEM if by_kernel(holder) else Enforcement.DRIVER)
 
 
 def _owner(holder: ContainerGpus) -> CgroupOwner:

@@ -30,8 +30,9 @@ def supervisors(
     wanting = []
     for node in nodes:
         present = None if node.report.limits is None else node.report.limits.enforcement
-        # ACK's label cgpu prefers the driver's limits.
-        asked = asked_of(node, by_profile) is Enforcement.MPS and present is not Enforcement.DRIVER
+        # ACK's label cgpu prefers the driver's and the kernel's limits.
+        stronger = present in {Enforcement.DRIVER, Enforcement.DMEM}
+        asked = asked_of(node, by_profile) is Enforcement.MPS and not stronger
         if node.shares_gpus and (asked or present is Enforcement.MPS):
             wanting.append(node.name)
     if missing := tuple(name for name in wanting if name not in ready):

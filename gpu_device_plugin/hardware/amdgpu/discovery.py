@@ -17,6 +17,8 @@ class Board:
         self.driver = driver
         self.folder = f"/sys/bus/pci/devices/{pci}"
         """The folder of its attributes, for `KernelFiles`."""
+        self.regions: list[str] = []
+        """Its regions of the cgroup controller dmem, such as ``drm/0000:c1:00.0/vram``; none: the kernel has none."""
 
 
 class ListedGpu:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from gpu_device_plugin.hardware.amdgpu import discovery
+from gpu_device_plugin.hardware.amdgpu import discovery, dmem
 from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -20,6 +20,7 @@ class Drm:
         self._files = KernelFiles(root)
         self._drivers = drivers
         self._gpus: list[discovery.ListedGpu] = []
+        self._dmem = dmem.Dmem(f"{root}{dmem.ROOT}")
 
     def inventory(self) -> Record:
         """List the GPUs; see `Driver.inventory`."""
@@ -46,13 +47,19 @@ class Drm:
         """Read the condition of every GPU; see `Driver.condition`."""
         return []
 
-    def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:  # noqa: ARG002
+    def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:
         """Read the memory limits of cgroups; see `Driver.limits`."""
-        return []
+        found = self._regions()
+        return [self._dmem.limit(found[uuid], uuid, path) for uuid, path in wanted if uuid in found]
 
-    def set_limits(self, wanted: list[tuple[str, str, int | None, int]]) -> list[Record]:  # noqa: ARG002
+    def set_limits(self, wanted: list[tuple[str, str, int | None, int]]) -> list[Record]:
         """Set the memory limits of cgroups; see `Driver.set_limits`."""
-        return []
+        found = self._regions()
+        return [self._dmem.set_limit(found[each[0]], each) for each in wanted if each[0] in found]
+
+    def _regions(self) -> dict[str, list[str]]:
+        """Return the regions of each GPU: none of a partition, as the controller counts boards."""
+        return {gpu.uuid: [] if gpu.partition else gpu.board.regions for gpu in self._gpus}
 
     def wait_events(self, timeout_s: float) -> list[Record]:
         """Wait for events; see `Driver.wait_events`."""

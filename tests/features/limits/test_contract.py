@@ -15,6 +15,7 @@ from gpu_device_plugin.features.limits.contract import (
     MOST_MIB,
     LimitKey,
     LimitOutcome,
+    LimitsState,
     MemoryLimit,
 )
 from gpu_device_plugin.model.contract.helperfiles import HelperFileError
@@ -24,8 +25,8 @@ POD, STATIC, CONTAINER = "0f0e0d0c-1111-2222-3333-0123456789ab", "0123456789abcd
 KEYS = st.builds(
     LimitKey,
     st.sampled_from([POD, STATIC]),
-    st.text(HEX, min_size=64, max_size=64),
-    st.sampled_from(["GPU-a", f"GPU-{POD}"]),
+    st.text(HEX, min_size=64, max_size=64) | st.just(""),
+    st.sampled_from(["GPU-a", f"GPU-{POD}", "GPU-5B1E6A0C2F3D4E00", "PCI-0000:c1:00.0"]),
 )
 LIMITS = st.integers(1, MOST_MIB).flatmap(lambda hard: st.builds(MemoryLimit, st.just(hard), st.integers(0, hard)))
 OUTCOMES = st.builds(LimitOutcome, LIMITS, st.text(max_size=LONGEST_WHY))
@@ -40,16 +41,19 @@ def test_what_is_wanted_is_read_as_it_was_written(wanted: dict[LimitKey, MemoryL
     assert LIMIT_FILES.read_wanted(LIMIT_FILES.write_wanted(wanted)) == wanted
 
 
-@given(st.dictionaries(KEYS, OUTCOMES, max_size=4), st.floats(allow_nan=False, allow_infinity=False))
-def test_a_state_is_read_as_it_was_written(outcomes: dict[LimitKey, LimitOutcome], beat_s: float) -> None:
-    assert LIMIT_FILES.read_state(LIMIT_FILES.write_state(outcomes, beat_s)) == (outcomes, beat_s)
+@given(
+    st.builds(LimitsState, st.dictionaries(KEYS, OUTCOMES, max_size=4), st.text(max_size=LONGEST_WHY)),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+def test_a_state_is_read_as_it_was_written(state: LimitsState, beat_s: float) -> None:
+    assert LIMIT_FILES.read_state(LIMIT_FILES.write_state(state, beat_s)) == (state, beat_s)
 
 
 def test_a_long_reason_is_cut() -> None:
     key, limit = LimitKey(POD, CONTAINER, "GPU-a"), MemoryLimit(1)
-    outcomes, _ = LIMIT_FILES.read_state(LIMIT_FILES.write_state({key: LimitOutcome(limit, "x" * 1000)}, 0.0))
-    (outcome,) = outcomes.values()
-    assert outcome.why == "x" * LONGEST_WHY
+    said = LimitsState({key: LimitOutcome(limit, "x" * 1000)}, "y" * 1000)
+    state, _ = LIMIT_FILES.read_state(LIMIT_FILES.write_state(said, 0.0))
+    assert state == LimitsState({key: LimitOutcome(limit, "x" * LONGEST_WHY)}, "y" * LONGEST_WHY)
 
 
 def test_the_most_limits_fit_into_the_largest_file() -> None:

@@ -63,7 +63,8 @@ class Node:
     @property
     def state(self) -> tuple[Mapping[LimitKey, LimitOutcome], float]:
         try:
-            return LIMIT_FILES.read_state((self.directory / LIMIT_FILES.state_file).read_text())
+            state, beat_s = LIMIT_FILES.read_state((self.directory / LIMIT_FILES.state_file).read_text())
+            return state.outcomes, beat_s
         except FileNotFoundError:
             return {}, -1.0
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.aio.observable import Observable
-from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, LimitOutcome, MemoryLimit
+from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitKey, LimitOutcome, LimitsState, MemoryLimit
 from gpu_device_plugin.features.limits.node import LimitLink
+from gpu_device_plugin.features.limits.rules import dmem_limits as dmem
 from gpu_device_plugin.features.limits.rules import running_limits as setting
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.allocations import Allocation, Place
@@ -48,10 +49,10 @@ class World:
         path = self.directory / LIMIT_FILES.wanted_file
         return LIMIT_FILES.read_wanted(path.read_text()) if path.exists() else None
 
-    def says(self, outcomes: Mapping[LimitKey, LimitOutcome], beat_s: float = 100.0) -> None:
+    def says(self, outcomes: Mapping[LimitKey, LimitOutcome], beat_s: float = 100.0, dmem: str = "no dmem") -> None:
         """Have the helper write its state."""
         new = self.directory / "new"
-        new.write_text(LIMIT_FILES.write_state(outcomes, beat_s))
+        new.write_text(LIMIT_FILES.write_state(LimitsState(outcomes, dmem), beat_s))
         new.rename(self.directory / LIMIT_FILES.state_file)
 
     def limit_softly(self) -> None:
@@ -88,7 +89,7 @@ async def test_the_limit_now_is_told_and_its_outcome_heard(world: World) -> None
         await eventually(lambda: world.wanted == {KEY: FOUR})
         await eventually(lambda: link.reasons == {PLACE: setting.NOT_THERE})
         world.says({})
-        await eventually(lambda: link.reasons == {PLACE: setting.NOT_YET})
+        await eventually(lambda: link.reasons == {PLACE: dmem.NOT_YET})
         world.says({KEY: LimitOutcome(FOUR, "no permission")})
         await eventually(lambda: link.reasons == {PLACE: "no permission"})
         world.says({KEY: LimitOutcome(FOUR)})

@@ -8,9 +8,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
+from gpu_device_plugin.features.limits.rules.dmem_limits import Facts, lack_of_dmem
 from gpu_device_plugin.features.limits.rules.limit_grants import ExtraGrant, LimitPlan, Part
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SCHEDULE_LABEL, SET_LIMITS_LABEL
-from gpu_device_plugin.model.gpus import Gpu
+from gpu_device_plugin.model.gpus import NVIDIA, Gpu
 from gpu_device_plugin.model.limits import AUTO, LIMITS, Enforcement, GpuEnforcement, LimitMeans, numbered
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import Shares
@@ -31,7 +32,7 @@ class WantedEnforcement:
     """The means that the administrator wants, by settings and node labels."""
 
     enforcements: tuple[Enforcement, ...]
-    """The first of these that is there is used; none: the driver's limits where they are, else none."""
+    """The first of these that is there is used; none: the driver's or the kernel's limits where they are, else none."""
     source: str
     """The setting or label that says so, for a person."""
     compute: bool = False
@@ -43,7 +44,7 @@ class WantedEnforcement:
 
 _SCHEDULES: Mapping[str, tuple[tuple[Enforcement, ...], bool]] = MappingProxyType(
     {
-        "cgpu": ((Enforcement.DRIVER, Enforcement.MPS), False),
+        "cgpu": ((Enforcement.DRIVER, Enforcement.DMEM, Enforcement.MPS), False),
         "core_mem": ((Enforcement.MPS,), True),
         "mps": ((Enforcement.MPS,), False),
         "share": ((Enforcement.ADVISORY,), False),
@@ -57,6 +58,7 @@ _REASONS: Mapping[Enforcement, str] = MappingProxyType(
         Enforcement.PARTITION: "MIG instances are allocated whole here, and the hardware keeps their memory apart",
         Enforcement.DRIVER: "the driver limits the memory of cgroups where nvidia-container-toolkit from 1.20.1 on "
         "asks it to",
+        Enforcement.DMEM: "the limit helper has the kernel limit the memory of cgroups, by the controller dmem",
         Enforcement.MPS: "the server of MPS limits each process",
         Enforcement.CUSTOM: "the setting extra_grant adds a library, which nothing proves to hold",
         Enforcement.ADVISORY: "only the container's variables name the limit",
@@ -118,14 +120,14 @@ def enforcements(
         if position in partitions:
             chosen[position] = GpuEnforcement(Enforcement.PARTITION, _REASONS[Enforcement.PARTITION])
             continue
-        wishes = want.enforcements or (Enforcement.DRIVER,)
+        wishes = _suited(want.enforcements or (Enforcement.DRIVER, Enforcement.DMEM), gpu)
         lacking = {wish: lacks[wish](gpu) if wish in lacks else f"this agent has no {wish}" for wish in wishes}
         available = next((enforcement for enforcement, lack in lacking.items() if not lack), None)
         if available is not None:
             asked = f"{want.source} asks for it, and " if want.enforcements else ""
             chosen[position] = GpuEnforcement(available, asked + _REASONS[available])
         elif not want.enforcements:
-            chosen[position] = GpuEnforcement(Enforcement.ADVISORY, lacking[Enforcement.DRIVER])
+            chosen[position] = GpuEnforcement(Enforcement.ADVISORY, lacking[wishes[0]])
         else:
             why = f"{want.source} asks for {' or '.join(lacking)}: " + ", and ".join(lacking.values())
             refusal = f"enforced memory limits are required here and not available: {why}" if refuse else ""
@@ -136,15 +138,23 @@ def enforcements(
     return chosen, where and f"{where}; {effect}"
 
 
-def lacks(cgroup: int | None = None, *, extra_grant: bool = False) -> Lacks:
+def _suited(wishes: tuple[Enforcement, ...], gpu: Gpu) -> tuple[Enforcement, ...]:
+    """Return those of several means that there are for GPUs of this driver; all, if there is none."""
+    foreign = {Enforcement.DMEM} if gpu.driver == NVIDIA else {Enforcement.DRIVER, Enforcement.MPS}
+    return tuple(wish for wish in wishes if wish not in foreign) or wishes
+
+
+def lacks(cgroup: int | None = None, *, extra_grant: bool = False, dmem: Facts | None = None) -> Lacks:
     """Return what the means lack that need no feature of their own.
 
-    `cgroup` is the node's cgroup version, None: unknown. With `extra_grant` that setting names a file.
+    `cgroup` is the node's cgroup version, None: unknown. With `extra_grant` that setting names a file. `dmem` is what
+    the node tells of the kernel's limits.
     """
     # A change of the setting waits for a restart, and one of `limits` does not.
     no_file = "the agent read no file of the setting extra_grant when it started: name one, and restart the agent"
     return {
         Enforcement.DRIVER: partial(_lack_of_driver, cgroup),
+        Enforcement.DMEM: partial(lack_of_dmem, cgroup, dmem or Facts()),
         Enforcement.CUSTOM: lambda _: "" if extra_grant else no_file,
         Enforcement.ADVISORY: lambda _: "",
     }
@@ -155,6 +165,7 @@ def _lack_of_driver(cgroup: int | None, gpu: Gpu) -> str:
     of_one = "the driver's limits are not for MIG instances; a container that asks for all of one has it to itself"
     # If one of these is missing, the hook of nvidia-container-toolkit after 1.20.0 fails, and the container with it.
     lacking = {
+        "the driver's limits are for GPUs of NVIDIA": gpu.driver != NVIDIA,
         "the GPU is in MIG mode": gpu.mig,
         of_one: gpu.instance is not None,
         "the driver has no memory limits, which come with r615": not gpu.memory_limits,
@@ -201,18 +212,22 @@ def derive_means(
     refuse: bool,
     soft_is_share: bool = False,
     extra: ExtraGrant | None = None,
+    dmem: Facts | None = None,
 ) -> tuple[LimitPlan, LimitMeans]:
     """Return how new containers are kept within their parts, and what the node tells of that.
 
     `cgroup` is the node's cgroup version, `labels` are its own; `others` are the means beside those that need no more
     than driver and settings. The rest are settings: `limits`, whether `limits_fallback` is to refuse, whether
-    `soft_limit` is the share, and the content of `extra_grant`.
+    `soft_limit` is the share, and the content of `extra_grant`; `dmem` is as for `lacks`.
     """
     listed = {shared.position: shared for shared in shares.gpus if shared.listed and not shared.gone}
     whole = {at for at, shared in listed.items() if any(kind is Kind.INSTANCE for kind, _ in shared.offered)}
     gpus = {at: shared.gpu for at, shared in listed.items()}
     want = wanted_enforcement(limits, labels)
-    means = {**lacks(cgroup, extra_grant=extra is not None), **{other.enforcement: other.lack for other in others}}
+    means = {
+        **lacks(cgroup, extra_grant=extra is not None, dmem=dmem),
+        **{other.enforcement: other.lack for other in others},
+    }
     chosen, missing = enforcements(gpus, means, want, refuse=refuse, partitions=whole)
     plan = LimitPlan(
         {gpu.uuid: chosen[at] for at, gpu in gpus.items()},

@@ -10,8 +10,10 @@ from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome, M
 
 CHECK_S = 60.0
 """Seconds until a limit that was set is read again: the driver may be replaced, and root may change a limit."""
+DMEM_CHECK_S = 5.0
+"""The same for a limit of the kernel's. Who takes the controller off a cgroup takes all limits below it away."""
 _RETRY_S = 1.0
-"""Seconds until the first attempt after a failure; doubles up to `CHECK_S`."""
+"""Seconds until the first attempt after a failure; doubles up to those between two checks."""
 _MOST_DOUBLINGS = 6
 
 NO_CGROUPS = (
@@ -23,6 +25,7 @@ NO_LEAF = (
     "limit helper does not know"
 )
 NO_GPU = "the driver lists no such GPU"
+WRITABLE = "run the limit helper as deploy/optional/limits.yaml says, with the node's /sys/fs/cgroup mounted writable"
 
 _SUCCESS = 0
 # Return codes of NVML.
@@ -37,6 +40,15 @@ _REASONS = {
         "CONFIG_CGROUP_DMEM and the controller dmem enabled on each level, or the driver loaded with RmMemacctMode=1"
     ),
     13: "the driver has no memory limits, which come with r615 (NVML: function not found)",
+}
+# The same codes, of the kernel's limits.
+_DMEM_REASONS = {
+    3: (
+        "the controller dmem is not enabled in the cgroup, or has no region of the GPU: look for dmem in "
+        "cgroup.controllers of each level, and in dmem.capacity"
+    ),
+    4: f"the limit helper may not write to the cgroup: {WRITABLE}",
+    999: "the files of the cgroup cannot be read or written: it may just have ended",
 }
 
 
@@ -64,13 +76,13 @@ def due(
     )
 
 
-def attempted(limit: MemoryLimit, why: str, before: Attempt | None, now_s: float) -> Attempt:
-    """Return the attempt that ended now, with `why` it failed; empty: the limit is set."""
+def attempted(limit: MemoryLimit, why: str, before: Attempt | None, now_s: float, check_s: float = CHECK_S) -> Attempt:
+    """Return the attempt that ended now, with `why` it failed; empty: the limit is set, and checked after `check_s`."""
     outcome = LimitOutcome(limit, why)
     if not why:
-        return Attempt(outcome, now_s + CHECK_S)
+        return Attempt(outcome, now_s + check_s)
     failures = 1 if before is None or before.outcome.limit != limit else before.failures + 1
-    return Attempt(outcome, now_s + min(_RETRY_S * 2 ** min(failures - 1, _MOST_DOUBLINGS), CHECK_S), failures)
+    return Attempt(outcome, now_s + min(_RETRY_S * 2 ** min(failures - 1, _MOST_DOUBLINGS), check_s), failures)
 
 
 def refused_soft_limits(
@@ -102,3 +114,18 @@ def why_not_set(limit: MemoryLimit, code: int, hard_mib: int | None) -> str:
         return ""
     read = "none" if hard_mib is None else f"{hard_mib} MiB"
     return f"the driver took a limit of {limit.hard_mib} MiB, and has {read} when it is read back"
+
+
+def why_not_set_by_kernel(limit: MemoryLimit, code: int, hard_mib: int | None, used_mib: int | None) -> str:
+    """Return the same of a limit by dmem: a kernel before 7.3 takes one below the use, and does not apply it."""
+    if code in _DMEM_REASONS:
+        return _DMEM_REASONS[code]
+    if hard_mib == limit.hard_mib:
+        return ""
+    stays = "there is none" if hard_mib is None else f"it stays at {hard_mib} MiB"
+    if used_mib is not None and used_mib > limit.hard_mib:
+        return (
+            f"the limit of {limit.hard_mib} MiB does not hold yet, and {stays}: {used_mib} MiB are in use, and kernels "
+            "before 7.3 do not apply a limit below the use"
+        )
+    return f"the kernel took a limit of {limit.hard_mib} MiB, and {stays} when it is read back"

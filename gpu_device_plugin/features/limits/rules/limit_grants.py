@@ -151,6 +151,8 @@ def limit_grant(parts: Sequence[Part], plan: LimitPlan, owner: GrantOwner = NOBO
         envs = {variables.DRIVER_REQUEST: str(soft_mib), variables.DRIVER_LIMIT: str(largest.limit_mib)}
     elif enforcement is Enforcement.CUSTOM and plan.extra is not None and not plan.extra.unknown(owner):
         envs, mounts = plan.extra.filled(parts, owner)
+    elif enforcement is Enforcement.DMEM:
+        pass  # the limit helper sets the limit of the container's cgroup, and no variable plays a part
     elif enforcement in plan.others and (made := plan.others[enforcement](parts)) is not None:
         envs, mounts = made.envs, made.mounts
     elif enforcement is not Enforcement.PARTITION:
@@ -169,9 +171,10 @@ def added_for_limits(placement: Placement, shares: Shares, plan: LimitPlan, owne
 
 # --- Frameworks, which keep their own caches within a part ------------------------------------------------------------
 
-_SEES_WHOLE = frozenset({Enforcement.MPS, Enforcement.ADVISORY})
-"""Under these a framework sees the whole GPU. Under `DRIVER` it sees the limit as all the memory, of which a fraction
-would be a fraction of the part. Under `CUSTOM` that is unknown: HAMi-core shows the limit."""
+_SEES_WHOLE = frozenset({Enforcement.DMEM, Enforcement.MPS, Enforcement.ADVISORY})
+"""Under these a framework sees the whole GPU; of the kernel's limit ROCm knows nothing. Under `DRIVER` it sees the
+limit as all the memory, of which a fraction would be a fraction of the part. Under `CUSTOM` that is unknown: HAMi-core
+shows the limit."""
 
 _STEPS = 10_000
 """A fraction has four digits."""

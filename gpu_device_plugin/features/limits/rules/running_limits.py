@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome, MemoryLimit
+from gpu_device_plugin.features.limits.contract import LimitKey, LimitsState, MemoryLimit
+from gpu_device_plugin.features.limits.rules.dmem_limits import pending
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.allocations import Place
 from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
@@ -68,9 +69,9 @@ def by_driver(holder: ContainerGpus) -> bool:
     return holder.enforcement is Enforcement.DRIVER and not holder.whole
 
 
-def unverified(why: str) -> LimitState:
-    """Return the state of a limit of the driver's that could not be read back."""
-    return LimitState(Enforcement.DRIVER, why=why)
+def unverified(why: str, enforcement: Enforcement = Enforcement.DRIVER) -> LimitState:
+    """Return the state of a limit of the driver's, or the kernel's, that could not be read back."""
+    return LimitState(enforcement, why=why)
 
 
 def verified(
@@ -136,7 +137,6 @@ NOT_THERE = (
 BEAT_S = 30.0
 """After so many seconds without a beat the helper does not run any more."""
 SILENT = f"the limit helper of this node has not reported for more than {BEAT_S:g} s: check its pod"
-NOT_YET = "the limit helper has not set it yet"
 
 
 def wanted_limits(
@@ -167,18 +167,6 @@ def wanted_limits(
     return found
 
 
-def reasons(
-    wanted: Mapping[Place, tuple[LimitKey, MemoryLimit]], state: Mapping[LimitKey, LimitOutcome] | str
-) -> Mapping[Place, str]:
+def reasons(wanted: Mapping[Place, tuple[LimitKey, MemoryLimit]], state: LimitsState | str) -> Mapping[Place, str]:
     """Return why each wanted limit is not set, for those that are not; `state` is the helper's, or why it has none."""
-    found = {}
-    for place, (key, limit) in wanted.items():
-        if isinstance(state, str):
-            found[place] = state
-            continue
-        outcome = state.get(key)
-        if outcome is None or outcome.limit != limit:
-            found[place] = NOT_YET
-        elif outcome.why:
-            found[place] = outcome.why
-    return found
+    return {place: why for place, (key, limit) in wanted.items() if (why := pending(state, key, limit))}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.allocations import Place
+from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
 from gpu_device_plugin.node.rules.ledger import IN_USE_MIB
@@ -140,7 +141,8 @@ def attribute(
         holdings: the GPUs of each container.
         pods: those of this node in the API, for the names of pods that hold no GPU.
         mps_servers: their PIDs. Their memory is no container's own, whichever cgroup they run in.
-        measured: what the driver itself says that containers use, in MiB (r615 counts by cgroup). It needs no PIDs.
+        measured: what the driver itself says that containers use, in MiB (r615 counts by cgroup), or the kernel's
+            controller dmem. It needs no PIDs.
         at: monotonic seconds of the readings.
         blind: see `blindness`.
         complete: no container holds more than `holdings` say. Otherwise nobody can be said to use what it was not
@@ -209,7 +211,11 @@ def _uses(
         # may still show the ID that it had before a restart, and a cgroup of unknown shape names none.
         mixed = holder is not None and (uid, "") in parts and not (holder.container_id and processes)
         unknown = reading.processes is None or mixed
-        used = measured.get((uid, name, reading.uuid), None if unknown else _sum(each.used_mib for each in processes))
+        used = None if unknown else _sum(each.used_mib for each in processes)
+        if (counted := measured.get((uid, name, reading.uuid))) is not None:
+            # The kernel does not count in a container's cgroup what it moved out of the GPU and back.
+            by_kernel = holder is not None and holder.enforcement is Enforcement.DMEM
+            used = max(counted, used or 0) if by_kernel else counted
         percent = None if unknown else _sum(each.sm_percent for each in processes)
         found.append(
             AttributedUse(
@@ -243,3 +249,12 @@ def _sum(amounts: Iterable[int | None]) -> int | None:
     given = tuple(amounts)
     known = [each for each in given if each is not None]
     return sum(known) if len(known) == len(given) else None
+
+
+def used_by_processes(
+    readings: Iterable[GpuReading], owners: Mapping[int, CgroupOwner | None], uuid: str, owner: CgroupOwner
+) -> int | None:
+    """Return the MiB that the processes of one container use of a GPU; None: it has none, or that is not known."""
+    processes = (each for reading in readings if reading.uuid == uuid for each in reading.processes or ())
+    own = [each.used_mib for each in processes if owners.get(each.pid) == owner]
+    return _sum(own) if own else None

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome, MemoryLimit
+from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome, LimitsState, MemoryLimit
 from gpu_device_plugin.features.limits.rules import helper_limits as setting
 from gpu_device_plugin.features.limits.rules import running_limits as running
+from gpu_device_plugin.features.limits.rules.dmem_limits import NOT_YET
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import Pod
@@ -142,10 +143,10 @@ def test_soft_limits_beyond_the_memory_of_a_gpu_are_refused_together() -> None:
 
 def test_a_limit_that_is_not_set_has_its_reason() -> None:
     wanted = {PLACE: (KEY, FOUR), (UID, "side", A): (OTHER, FOUR)}
-    state = {KEY: LimitOutcome(FOUR), OTHER: LimitOutcome(FOUR, "no")}
+    state = LimitsState({KEY: LimitOutcome(FOUR), OTHER: LimitOutcome(FOUR, "no")})
     assert running.reasons(wanted, state) == {(UID, "side", A): "no"}
-    earlier = {KEY: LimitOutcome(SIX)}
-    assert running.reasons(wanted, earlier) == dict.fromkeys(wanted, running.NOT_YET)
+    earlier = LimitsState({KEY: LimitOutcome(SIX)})
+    assert running.reasons(wanted, earlier) == dict.fromkeys(wanted, NOT_YET)
 
 
 def test_a_helper_that_does_not_run_is_the_reason_of_all() -> None:
