@@ -128,7 +128,9 @@ class Dmem:
                 self._enable(above)
         try:
             # Of a container that begins, whose processes are yet to come, nothing may be enabled: none could come then.
-            if any(entry.is_dir() for entry in os.scandir(path)):
+            with os.scandir(path) as entries:
+                has_cgroups = any(entry.is_dir() for entry in entries)
+            if has_cgroups:
                 self._enable(path)
         except OSError:
             return  # it has processes itself, or has just ended

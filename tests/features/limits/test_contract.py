@@ -63,7 +63,7 @@ def test_the_most_limits_fit_into_the_largest_file() -> None:
     assert len(text) < LIMIT_FILES.largest
     assert len(LIMIT_FILES.read_wanted(text)) == MOST_LIMITS
     whole = {key: LimitOutcome(limit, "x" * LONGEST_WHY) for key, limit in LIMIT_FILES.read_wanted(text).items()}
-    assert len(LIMIT_FILES.write_state(whole, 0.0)) < LIMIT_FILES.largest
+    assert len(LIMIT_FILES.write_state(LimitsState(whole, "x" * LONGEST_WHY), 0.0)) < LIMIT_FILES.largest
 
 
 def entry(**changed: Any) -> dict[str, Any]:
@@ -89,12 +89,14 @@ WRONG = [
     file(entry(pod_uid=f"{POD}/x")),
     file(entry(pod_uid=7)),
     file(entry(pod_uid=...)),
-    file(entry(container_id="")),
+    file(entry(container_id="c")),
     file(entry(container_id="/sys/fs/cgroup")),
     file(entry(container_id=CONTAINER + "\n")),
     file(entry(container_id=["c"] * 64)),
     file(entry(uuid="MIG-a")),
     file(entry(uuid="GPU-" + "a" * 61)),
+    file(entry(uuid="PCI-0000:c1:00.0/../x")),
+    file(entry(uuid="PCI-")),
     file(entry(hard_mib=0)),
     file(entry(hard_mib=-1)),
     file(entry(hard_mib=True)),

@@ -64,9 +64,9 @@ class Node:
     def state(self) -> tuple[Mapping[LimitKey, LimitOutcome], float]:
         try:
             state, beat_s = LIMIT_FILES.read_state((self.directory / LIMIT_FILES.state_file).read_text())
-            return state.outcomes, beat_s
         except FileNotFoundError:
             return {}, -1.0
+        return state.outcomes, beat_s
 
     def outcome(self, container_id: str) -> LimitOutcome | None:
         return self.state[0].get(LimitKey(UID, container_id, GPU))

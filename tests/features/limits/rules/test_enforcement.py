@@ -108,7 +108,13 @@ def test_the_enforcement_of_a_gpu(
     ("setting", "own", "acks", "enforcements", "expected"),
     [
         ("auto", "", "", (), ("the setting limits=auto", {})),
-        ("mps", "", "cgpu", (DRIVER, Enforcement.DMEM, MPS), ("the node label ack.node.gpu.schedule=cgpu", {"required": False})),
+        (
+            "mps",
+            "",
+            "cgpu",
+            (DRIVER, Enforcement.DMEM, MPS),
+            ("the node label ack.node.gpu.schedule=cgpu", {"required": False}),
+        ),
         ("auto", "", "core_mem", (MPS,), ("the node label ack.node.gpu.schedule=core_mem", ACKS_COMPUTE)),
         ("driver", "", "mps", (MPS,), ("the node label ack.node.gpu.schedule=mps", {"required": False})),
         ("driver", "", "share", (ADVISORY,), ("the node label ack.node.gpu.schedule=share", {"required": False})),
