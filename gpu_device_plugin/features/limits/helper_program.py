@@ -152,7 +152,10 @@ class LimitHelper:
         self._attempts[key] = after = rules.attempted(limit, why, before, boot_time(), check_s)
         if before is None or before.outcome != after.outcome:
             extra = {**key._asdict(), "hard_mib": limit.hard_mib, **({"why": why} if why else {})}
-            level, what = (logging.WARNING, "not set") if why else (logging.INFO, "set")
+            # The limit of a pod is wanted before there is anything of it.
+            early = why == rules.NO_LEAF and key.uuid in self._by_kernel
+            level = logging.WARNING if why and not early else logging.INFO
+            what = "not set" if why else "set"
             _log.log(level, "a limit is %s", what, extra=extra)
 
     def _state(self) -> LimitsState:

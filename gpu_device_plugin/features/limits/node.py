@@ -20,7 +20,8 @@ from gpu_device_plugin.features.limits.contract import LIMIT_FILES, OLDER, Limit
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
 from gpu_device_plugin.features.limits.rules import dmem_limits as dmem
 from gpu_device_plugin.features.limits.rules import running_limits as rules
-from gpu_device_plugin.features.limits.rules.enforcement import REFUSE, OtherMeans, derive_means
+from gpu_device_plugin.features.limits.rules.enforcement import REFUSE, Facts, OtherMeans, derive_means
+from gpu_device_plugin.features.limits.rules.helper_limits import NO_LEAF
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, added_for_limits, refuse_unlimited
 from gpu_device_plugin.features.limits.verification import Verification
 from gpu_device_plugin.features.use.node import Use
@@ -34,15 +35,13 @@ from gpu_device_plugin.model.gpus import NVIDIA
 from gpu_device_plugin.model.limits import Enforcement, LimitMeans
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import Shares, parse_id
+from gpu_device_plugin.node.allocation_handler import Starts
 from gpu_device_plugin.node.extension import Contribution, GrantDraft, GrantRequest, NodeFeature, StartRequest, Tasks
 from gpu_device_plugin.node.feature_context import NodeContext
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
 from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 
 _log = logging.getLogger(__name__)
-
-_NAMED_WITHIN_S = 1.0
-"""Most seconds to wait until the kubelet's checkpoint, which is read soon after each grant, shows a container."""
 
 LIMIT_STATES = Gauge("gpushare_limit_states", "Memory limits of running containers by what was read back.", ("state",))
 
@@ -134,7 +133,8 @@ class LimitLink:
         for place, why in self.reasons.items():
             if why not in {known.get(place), dmem.NOT_YET}:
                 extra = {**dict(zip(("pod_uid", "container", "gpu"), place, strict=True)), "why": why}
-                level = logging.INFO if why == rules.NOT_THERE else logging.WARNING  # the helper is optional
+                # The helper is optional, and a pod has its limit before there is anything of it.
+                level = logging.INFO if why in {rules.NOT_THERE, NO_LEAF} else logging.WARNING
                 _log.log(level, "the limit of a running container is not changed", extra=extra)
         self._steps.set(None)
         # Nobody's limit is changed on most nodes, where nothing is looked at either.
@@ -152,11 +152,6 @@ class LimitLink:
             return None
         self._waiting += 1
         try:
-            states = self._node.state.node.ledger.id_states
-            shown = self._node.entries.wait_until(
-                lambda _: all(name not in states or states[name].granted_at is None for name in ids)
-            )
-            await wait_within(_NAMED_WITHIN_S, shown)
             self._worker.wake()
             limited = self._steps.wait_until(lambda _: bool(start.lost()) or not self._not_limited(ids))
             await wait_within(start.deadline - time.monotonic(), limited)
@@ -167,12 +162,12 @@ class LimitLink:
 
     def _not_limited(self, ids: frozenset[str]) -> str:
         """Return why the pods with these devices must not start a container yet, as a sentence; empty: they may."""
-        entries = [each for each in self._node.entries.value if each.device_ids == ids]
-        if not entries:
+        owners = Starts(self._node).owners(ids)
+        if not owners:
             return (
                 "the kubelet's records do not show yet which pod has these devices, whose GPU memory is to be limited"
             )
-        pods = {each.pod_uid for each in entries if each.enforcement is Enforcement.DMEM}
+        pods = {each.pod_uid for each in owners if each.enforcement is Enforcement.DMEM}
         last = self._files.last
         whys = dmem.unlimited(pods, self._wanted, {} if last is None else last.outcomes)
         if not whys:
@@ -215,14 +210,14 @@ class Limits(NodeFeature):
         )
         return chosen
 
-    def _dmem(self, shares: Shares) -> dmem.Facts | None:
+    def _dmem(self, shares: Shares) -> Facts | None:
         """Return what the node tells of limits by dmem; None: no GPU could have them."""
         foreign = [shared.gpu for shared in shares.gpus if shared.gpu.driver != NVIDIA]
         if not foreign or self.link is None:
             return None
         self.link.read()
         lack = "" if all(gpu.memory_limits for gpu in foreign) else Dmem(self._node.cgroups.mount).lack()
-        return dmem.Facts(lack, self.link.lack_of_dmem.value)
+        return Facts(lack, self.link.lack_of_dmem.value)
 
     def means_follow(self) -> Sequence[Observable[Any]]:  # noqa: D102
         return () if self.link is None else (self.link.lack_of_dmem,)

@@ -222,7 +222,8 @@ def test_the_driver_answers_for_its_own_gpus_and_not_for_partitions(kernel: Dmem
         ListedGpu(whole, {"uuid": GPU}, "renderD128", 1, partition=False),
         ListedGpu(part, {"uuid": f"{GPU}-p1"}, "renderD129", 2, partition=True),
     ]
-    wanted = [(uuid, leaf, 4096, 0) for uuid in (GPU, f"{GPU}-p1", "GPU-of-another-driver")]
+    uuids = (GPU, f"{GPU}-p1", "GPU-of-another-driver")
+    wanted: list[tuple[str, str, int | None, int]] = [(uuid, leaf, 4096, 0) for uuid in uuids]
     assert [(each["uuid"], each["code"]) for each in driver.set_limits(wanted)] == [(GPU, 0), (f"{GPU}-p1", 3)]
     asked = [(uuid, path) for uuid, path, *_ in wanted]
     assert [(each["uuid"], each["code"]) for each in driver.limits(asked)] == [(GPU, 0), (f"{GPU}-p1", 3)]

@@ -1,57 +1,21 @@
-"""Decide on limits by the kernel's controller dmem: where they can be, which are wanted, and whether they hold."""
+"""Decide which limits by the kernel's controller dmem are wanted, and whether they hold."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome, LimitsState, MemoryLimit
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.model.allocations import Allocation, Place
-from gpu_device_plugin.model.gpus import NVIDIA, Gpu
 from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import parse_id
 
-_REGIONS_SINCE: Mapping[str, str] = {"amdgpu": "6.16", "xe": "6.14"}
-"""The first Linux whose driver tells the controller the memory of its GPUs."""
-_PARTITION = re.compile(r"-p[0-9]+\Z")
-NO_DIRECTORY = (
-    "the setting memory_dir names no directory in which the agent meets the limit helper, which sets limits by dmem"
-)
 NOT_THERE = "the limit helper, which sets limits by dmem, does not run on this node: apply deploy/optional/limits.yaml"
 NOT_YET = "the limit helper has not set it yet"
 ESCAPED_MIB = 64
 """More than the processes and the cgroup differ by because they are not read at the same moment."""
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a node tells of limits by dmem, as clauses."""
-
-    kernel: str = ""
-    """Why the agent sees no memory of any GPU that the kernel counts; empty: it may see some."""
-    helper: str = NO_DIRECTORY
-    """Why the limit helper sets no limits; empty: it does."""
-
-
-def lack_of_dmem(cgroup: int | None, facts: Facts, gpu: Gpu) -> str:
-    """Return why dmem cannot limit the memory of a GPU, as a clause; empty: it can. `cgroup` is as for `lacks`."""
-    if gpu.driver == NVIDIA:
-        return "dmem is for GPUs of other drivers than NVIDIA's"
-    if _PARTITION.search(gpu.uuid):
-        return "dmem counts the memory of a board, and this is a partition of one"
-    if cgroup != 2:
-        return f"the node's cgroup version is {'unknown' if cgroup is None else cgroup}, and must be 2 for dmem"
-    if not gpu.memory_limits:
-        since = _REGIONS_SINCE.get(gpu.driver, "a later version")
-        return facts.kernel or (
-            f"the kernel does not count the memory of this GPU: dmem.capacity has no region of it, as {gpu.driver} has "
-            f"from Linux {since} on"
-        )
-    return facts.helper
 
 
 def by_kernel(holder: ContainerGpus) -> bool:

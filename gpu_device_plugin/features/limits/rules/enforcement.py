@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
-from gpu_device_plugin.features.limits.rules.dmem_limits import Facts, lack_of_dmem
 from gpu_device_plugin.features.limits.rules.limit_grants import ExtraGrant, LimitPlan, Part
 from gpu_device_plugin.model.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SCHEDULE_LABEL, SET_LIMITS_LABEL
 from gpu_device_plugin.model.gpus import NVIDIA, Gpu
@@ -23,8 +23,24 @@ if TYPE_CHECKING:
 
 Lacks: TypeAlias = "Mapping[Enforcement, Callable[[Gpu], str]]"
 """What each means that an agent has lacks on a GPU, as a clause; empty: it is there."""
+_REGIONS_SINCE: Mapping[str, str] = {"amdgpu": "6.16", "xe": "6.14"}
+"""The first Linux whose driver tells the controller the memory of its GPUs."""
+_PARTITION = re.compile(r"-p[0-9]+\Z")
+NO_DIRECTORY = (
+    "the setting memory_dir names no directory in which the agent meets the limit helper, which sets limits by dmem"
+)
 REFUSE = "refuse"
 """A value of the setting `limits_fallback`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a node tells of limits by dmem, as clauses."""
+
+    kernel: str = ""
+    """Why the agent sees no memory of any GPU that the kernel counts; empty: it may see some."""
+    helper: str = NO_DIRECTORY
+    """Why the limit helper sets no limits; empty: it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +188,23 @@ def _lack_of_driver(cgroup: int | None, gpu: Gpu) -> str:
         f"the node's cgroup version is {version}, and must be 2 for the driver's limits": cgroup != 2,
     }
     return next((why for why, lacks in lacking.items() if lacks), "")
+
+
+def lack_of_dmem(cgroup: int | None, facts: Facts, gpu: Gpu) -> str:
+    """Return why dmem cannot limit the memory of a GPU, as a clause; empty: it can. `cgroup` is as for `lacks`."""
+    if gpu.driver == NVIDIA:
+        return "dmem is for GPUs of other drivers than NVIDIA's"
+    if _PARTITION.search(gpu.uuid):
+        return "dmem counts the memory of a board, and this is a partition of one"
+    if cgroup != 2:
+        return f"the node's cgroup version is {'unknown' if cgroup is None else cgroup}, and must be 2 for dmem"
+    if not gpu.memory_limits:
+        since = _REGIONS_SINCE.get(gpu.driver, "a later version")
+        return facts.kernel or (
+            f"the kernel does not count the memory of this GPU: dmem.capacity has no region of it, as {gpu.driver} has "
+            f"from Linux {since} on"
+        )
+    return facts.helper
 
 
 @runtime_checkable

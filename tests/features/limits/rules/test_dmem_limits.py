@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome, LimitsState, MemoryLimit
 from gpu_device_plugin.features.limits.rules import dmem_limits as dmem
 from gpu_device_plugin.features.limits.rules import helper_limits as helper
-from gpu_device_plugin.features.limits.rules.enforcement import enforcements, lacks, wanted_enforcement
+from gpu_device_plugin.features.limits.rules.enforcement import (
+    Facts,
+    enforcements,
+    lack_of_dmem,
+    lacks,
+    wanted_enforcement,
+)
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, Part, limit_grant
 from gpu_device_plugin.features.mps.rules.mps_admission import lack as lack_of_mps
 from gpu_device_plugin.features.mps.rules.mps_admission import wanted_on
@@ -29,7 +35,7 @@ A, B = "GPU-5B1E6A0C2F3D4E00", "PCI-0000:c1:00.0"
 MI300X = Gpu(A, 0, "AMD Instinct MI300X OAM", 196_592, memory_limits=True, driver="amdgpu")
 B580 = replace(MI300X, uuid=B, driver="xe", total_mib=12_216)
 H200 = Gpu("GPU-n", 1, "NVIDIA H200", 143_771, memory_limits=True)
-WELL = dmem.Facts(helper="")
+WELL = Facts(helper="")
 SHARE = 1024
 
 
@@ -45,23 +51,21 @@ SHARE = 1024
         (replace(MI300X, uuid=f"{A}-p3"), 2, WELL, "counts the memory of a board, and this is a partition of one"),
         (MI300X, None, WELL, "cgroup version is unknown, and must be 2"),
         (MI300X, 1, WELL, "cgroup version is 1, and must be 2"),
-        (MI300X, 2, dmem.Facts(), "the setting memory_dir names no directory"),
-        (MI300X, 2, dmem.Facts(helper=dmem.NOT_THERE), "apply deploy/optional/limits.yaml"),
-        (replace(MI300X, memory_limits=False), 2, dmem.Facts("CONFIG_CGROUP_DMEM", ""), "CONFIG_CGROUP_DMEM"),
+        (MI300X, 2, Facts(), "the setting memory_dir names no directory"),
+        (MI300X, 2, Facts(helper=dmem.NOT_THERE), "apply deploy/optional/limits.yaml"),
+        (replace(MI300X, memory_limits=False), 2, Facts("CONFIG_CGROUP_DMEM", ""), "CONFIG_CGROUP_DMEM"),
         (replace(MI300X, memory_limits=False), 2, WELL, "no region of it, as amdgpu has from Linux 6.16 on"),
         (replace(B580, memory_limits=False), 2, WELL, "no region of it, as xe has from Linux 6.14 on"),
         (replace(MI300X, memory_limits=False, driver="nova"), 2, WELL, "as nova has from Linux a later version on"),
     ],
 )
-def test_what_dmem_lacks_is_said_exactly(gpu: Gpu, cgroup: int | None, facts: dmem.Facts, why: str) -> None:
-    said = dmem.lack_of_dmem(cgroup, facts, gpu)
+def test_what_dmem_lacks_is_said_exactly(gpu: Gpu, cgroup: int | None, facts: Facts, why: str) -> None:
+    said = lack_of_dmem(cgroup, facts, gpu)
     assert why in said
     assert bool(why) is bool(said)
 
 
-def chosen(
-    limits: str, labels: Mapping[str, str] | None = None, facts: dmem.Facts = WELL
-) -> tuple[list[Enforcement], str]:
+def chosen(limits: str, labels: Mapping[str, str] | None = None, facts: Facts = WELL) -> tuple[list[Enforcement], str]:
     want = wanted_enforcement(limits, labels or {})
     made, missing = enforcements({0: MI300X, 1: H200}, lacks(2, dmem=facts), want, refuse=True)
     return [made[at].enforcement for at in (0, 1)], missing
@@ -70,7 +74,7 @@ def chosen(
 def test_each_gpu_gets_what_there_is_for_its_driver() -> None:
     driver, kernel, advisory = Enforcement.DRIVER, Enforcement.DMEM, Enforcement.ADVISORY
     assert chosen("auto") == ([kernel, driver], "")
-    assert chosen("auto", facts=dmem.Facts()) == ([advisory, driver], "")
+    assert chosen("auto", facts=Facts()) == ([advisory, driver], "")
     assert chosen("auto", {"ack.node.gpu.schedule": "cgpu"}) == ([kernel, driver], "")
     kinds, missing = chosen("dmem")
     assert kinds == [kernel, advisory]
