@@ -14,13 +14,16 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.aio.observable import Observable
 from gpu_device_plugin.features.limits.rules import running_limits as verifying
+from gpu_device_plugin.features.limits.rules.dmem_limits import NOT_YET
 from gpu_device_plugin.features.limits.verification import Verification
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.hardware.messages import CgroupLimit
+from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
 from gpu_device_plugin.model.pods import Pod
+from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
 from gpu_device_plugin.node.node_state import NodeState
 from tests.node.contexts import context
 from tests.node.recorded_api import RecordedApi
@@ -66,6 +69,7 @@ class Node:
             holders=lambda: tuple(self.held.values()),
             allowed_now=Observable({}),
             measured_by_driver=Observable({}),
+            processes_read=((), {}),
             interval_s=0.0,
         )
         self.use = cast("Use", use)
@@ -384,3 +388,33 @@ def _expected(there: Node, holder: ContainerGpus) -> list[LimitStatus]:
         return []
     limit = there.limits[holder.container_id]
     return [LimitStatus.MISSING if limit is None else LimitStatus.HELD if limit == GRANTED else LimitStatus.DIFFERS]
+
+
+async def test_a_limit_of_the_kernels_is_waited_for_held_and_escaped(tmp_path: Path) -> None:
+    """The helper sets it some moments after the start, and that is no fault of anybody's."""
+    async with verifying_on(tmp_path) as there:
+        pending = [NOT_YET]
+        there.verification._pending = lambda *_: "".join(pending)
+        made = there.run(UID, 1, mib=None, enforcement=Enforcement.DMEM)
+        there.used = 700
+        there.verification.changed()
+        await there.until(UID, LimitStatus.UNVERIFIED)
+        assert (there.states(UID)[0].why, there.events) == (NOT_YET, [])
+        pending.clear()
+        there.limits[made] = GRANTED
+        await there.until(UID, LimitStatus.HELD)  # it is read again soon
+        assert there.states(UID)[0].enforcement is Enforcement.DMEM
+        process = GpuProcess(7, 1000)
+        there.use.processes_read = [GpuReading(uuid(0), (process,), 1000)], {7: CgroupOwner(UID, made)}
+        there.verification.verify_all()
+        await there.until(UID, LimitStatus.UNVERIFIED)
+        assert "300 MiB have escaped the limit" in there.states(UID)[0].why
+        there.limits[made] = None
+        there.verification.verify_all()
+        await there.until(UID, LimitStatus.MISSING)
+        assert "the kernel has no limit for this container's cgroup" in there.events[0][2]
+        there.stop(UID)
+        there.held[UID] = replace(there.held[UID], pod=None)
+        there.verification.changed()
+        await there.until(UID, LimitStatus.UNVERIFIED)
+        assert there.states(UID)[0] == LimitState(Enforcement.DMEM, why=verifying.NO_CONTAINER)

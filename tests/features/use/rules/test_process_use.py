@@ -14,8 +14,10 @@ from gpu_device_plugin.features.use.rules.process_use import (
     UseReading,
     attribute,
     blindness,
+    used_by_processes,
 )
 from gpu_device_plugin.kubelet.cgroup_names import CgroupOwner
+from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.telemetry import GpuProcess, GpuReading
 from tests.nodes import uuid
@@ -355,3 +357,23 @@ def test_nothing_is_counted_twice_and_nothing_is_lost(
         if each.used_mib is not None and each.uuid in found.unattributed_mib:
             total = sum(use.used_mib or 0 for use in uses)
             assert found.unattributed_mib[each.uuid] == max(0, each.used_mib - total)
+
+
+def test_of_the_kernels_count_and_the_processes_the_larger_is_the_use() -> None:
+    """Memory that the kernel moved out of the GPU and back is not counted in the container's cgroup any more."""
+    by_kernel = [replace(holding(uid), enforcement=Enforcement.DMEM) for uid in "ab"]
+    measured, owners = {("a", "main", GPU): 650, ("b", "main", GPU): 90}, {1: CgroupOwner("a"), 2: CgroupOwner("b")}
+    seen = attribute([reading((1, 700), (2, 80), used=790)], owners, by_kernel, measured=measured)
+    assert parts(seen) == {("a", "main"): (4096, 700), ("b", "main"): (4096, 90)}
+    blind = attribute([reading(used=780)], {}, by_kernel, measured=measured, blind="why")
+    assert parts(blind) == {("a", "main"): (4096, 650), ("b", "main"): (4096, 90)}
+
+
+def test_the_processes_of_one_start_of_a_container_are_added_up() -> None:
+    mine, other = CgroupOwner("a", "5ad9"), CgroupOwner("a", "77")
+    owners = {1: mine, 2: mine, 3: other, 4: None}
+    readings = [reading((1, 700), (2, 80), (3, 5), (4, 6), used=791), GpuReading("GPU-other", None, 9)]
+    assert used_by_processes(readings, owners, GPU, mine) == 780
+    assert used_by_processes(readings, owners, GPU, CgroupOwner("b")) is None
+    assert used_by_processes(readings, owners, "GPU-other", mine) is None
+    assert used_by_processes([reading((1, None), (2, 80), used=80)], owners, GPU, mine) is None
