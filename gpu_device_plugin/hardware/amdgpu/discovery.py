@@ -17,6 +17,8 @@ class Board:
         self.driver = driver
         self.folder = f"/sys/bus/pci/devices/{pci}"
         """The folder of its attributes, for `KernelFiles`."""
+        self.regions: list[str] = []
+        """Its regions of the cgroup controller dmem, such as ``drm/0000:c1:00.0/vram``; none: the kernel has none."""
 
 
 class ListedGpu:
@@ -44,9 +46,10 @@ class ListedGpu:
 class Found:
     """What one look at the kernel's files found."""
 
-    def __init__(self, gpus: list[ListedGpu], unread: list[str], troubles: list[str]) -> None:
-        """Take the GPUs, a sentence on each that could not be read, and one on each that is left out for good."""
+    def __init__(self, gpus: list[ListedGpu], links: list[Record], unread: list[str], troubles: list[str]) -> None:
+        """Take the GPUs, their links, a sentence on each GPU that could not be read, and on each left out for good."""
         self.gpus = gpus
+        self.links = links
         self.unread = unread
         self.troubles = troubles
 
