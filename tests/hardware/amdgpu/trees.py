@@ -125,7 +125,7 @@ def pci_device(root: Path, pci: str, driver: str, *, card: int, render: int, abo
     )
 
 
-def kfd_gpu(  # noqa: PLR0913 - each is a fact of the node
+def kfd_gpu(
     root: Path,
     pci: str,
     *,
