@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 
+from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.amdgpu import discovery
 from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
     from gpu_device_plugin.hardware.driver import Record
+
+
+_LONGEST_VERSION = 64
 
 
 class Drm:
@@ -27,9 +31,9 @@ class Drm:
         self._gpus = found.gpus
         return {
             "gpus": [gpu.record for gpu in found.gpus],
-            "links": [],
-            "driver_version": None,
-            "cgroup": None,
+            "links": found.links,
+            "driver_version": self._version(),
+            "cgroup": driver.cgroup_version(self._files.root),
             "left_out": len(found.unread),
             "troubles": [*found.unread, *found.troubles],
         }
@@ -58,3 +62,9 @@ class Drm:
         """Wait for events; see `Driver.wait_events`."""
         time.sleep(timeout_s)
         return []
+
+    def _version(self) -> str | None:
+        """Return the version of a driver that was installed by itself; else the kernel's, of which it is a part."""
+        own = self._files.text(f"/sys/module/{self._drivers[0]}/version")
+        version = own or self._files.text("/proc/sys/kernel/osrelease")
+        return version[:_LONGEST_VERSION] or None
