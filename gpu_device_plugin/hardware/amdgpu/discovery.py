@@ -10,7 +10,7 @@ from gpu_device_plugin.hardware.driver import HardwareError
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
     from gpu_device_plugin.hardware.amdgpu.topology import Node
@@ -114,8 +114,8 @@ def find(files: KernelFiles, drivers: list[str]) -> Found:
     troubles += _tell_apart(gpus)
     if forbidden:
         sentence = (
-            f"KFD's topology has {forbidden} nodes that this container's device cgroup forbids: run it privileged to "
-            "see partitions, compute units and the processes of ROCm"
+            f"this container's device cgroup forbids {forbidden} of KFD's nodes: run it privileged, to see partitions, "
+            "compute units and the processes of ROCm"
         )
         (unread if any(gpu.partition for gpu in gpus) else troubles).append(sentence)
     if len(gpus) > MOST_GPUS:
@@ -150,7 +150,7 @@ def _boards(files: KernelFiles, drivers: list[str]) -> list[Board]:
         )
     known = regions(files)
     boards = [Board(pci, driver, known.get(pci, {})) for driver in drivers for pci in bound(files, driver)]
-    return sorted(boards, key=lambda board: (len(board.pci), board.pci))[:MOST_GPUS]
+    return sorted(boards, key=lambda board: (len(board.pci), board.pci))
 
 
 def _listed(files: KernelFiles, board: Board, nodes: Mapping[int, Node], forbidden: int) -> list[ListedGpu]:
@@ -161,7 +161,7 @@ def _listed(files: KernelFiles, board: Board, nodes: Mapping[int, Node], forbidd
     """
     product = _product(files, board)
     if _is_apu(files, board):
-        raise _LeftOutError(f"it is an APU ({product}): its GPU uses the memory of the machine", for_good=True)
+        raise _LeftOutError(f"it is part of an APU ({product}) and uses the memory of the machine", for_good=True)
     identity = _identity(files, board)
     mode = files.text(f"{board.folder}/current_compute_partition").upper()[:_LONGEST_MODE]
     numa = files.number(f"{board.folder}/numa_node")
@@ -169,7 +169,7 @@ def _listed(files: KernelFiles, board: Board, nodes: Mapping[int, Node], forbidd
     divided = len(nodes) > 1 or mode not in _WHOLE
     if divided and (not nodes or mode == "SPX"):
         advice = "; run this container privileged" if forbidden else ""
-        raise _LeftOutError(f"KFD's topology does not show its partitions, {mode or 'in no mode'}{advice}")
+        raise _LeftOutError(f"KFD's topology does not show its partitions (mode {mode}){advice}")
     own = files.names(f"{board.folder}/drm")
     whole_mib = _whole_mib(files, board, nodes)
     gpus = []
@@ -270,18 +270,17 @@ def _identity(files: KernelFiles, board: Board) -> str:
     return f"GPU-{unique_id:016X}" if unique_id else f"PCI-{board.pci}"
 
 
-def _tell_apart(gpus: list[ListedGpu]) -> Iterator[str]:
-    """Name GPUs of boards with one unique ID by their addresses, and yield a sentence on each such board."""
+def _tell_apart(gpus: list[ListedGpu]) -> list[str]:
+    """Name GPUs of boards with one unique ID by their addresses, and return a sentence on each such board."""
     boards: dict[str, set[str]] = {}
     for gpu in gpus:
         boards.setdefault(gpu.uuid, set()).add(gpu.board.pci)
+    alike = {pci for found in boards.values() if len(found) > 1 for pci in found}
     for gpu in gpus:
-        if len(boards[gpu.uuid]) > 1:
-            yield f"the GPU at {gpu.board.pci} has the unique_id of another one, so its address becomes its UUID"
-    for gpu in gpus:
-        if len(boards[gpu.uuid]) > 1:
+        if gpu.board.pci in alike:
             _, dash, partition = gpu.uuid.partition("-p")
             gpu.record["uuid"] = f"PCI-{gpu.board.pci}{dash}{partition}"
+    return [f"the GPU at {pci} has the unique_id of another one, so its UUID is its address" for pci in sorted(alike)]
 
 
 def _product(files: KernelFiles, board: Board) -> str:

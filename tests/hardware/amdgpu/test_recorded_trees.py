@@ -45,13 +45,12 @@ def server(root: Path, nodes: Path, bank_mib: int) -> tuple[dict[str, str], list
     `bank_mib` is the memory of a node whose recording has none.
     """
     read = {int(node.name): numbers(node / "properties") for node in nodes.iterdir()}
-    gpus = {number: at for number, at in read.items() if at["simd_count"]}
+    copies = {number for number, at in read.items() if number == COPIED_BY_HAND and "domain" not in at}
+    gpus = {number: read[number] for number in sorted(read) if read[number]["simd_count"] and number not in copies}
     boards: dict[str, list[int]] = {}
     names: dict[int, str] = {}
-    for number, at in sorted(gpus.items()):
+    for number, at in gpus.items():
         location = at["location_id"]
-        if number == COPIED_BY_HAND and "domain" not in at:
-            continue
         pci = f"{at.get('domain', 0):04x}:{location >> 8:02x}:{location >> 3 & 31:02x}.0"
         boards.setdefault(pci, []).append(number)
         place = root / trees.NODES.lstrip("/") / str(number)
@@ -203,7 +202,7 @@ def test_apus_are_left_out_by_either_fact(name: str, by: str, tmp_path: Path) ->
         trees.write(tmp_path, {f"/sys/bus/pci/devices/{pci}/device": "0x7550"})
     inventory = found(tmp_path)
     assert (inventory["gpus"], inventory["left_out"]) == ([], 0)
-    assert "it is an APU" in inventory["troubles"][0]
+    assert "it is part of an APU" in inventory["troubles"][0]
 
 
 @pytest.mark.parametrize(("name", "mib"), [("b580", 12216), ("b580-6.16", 12216), ("a380-xe", 6064)])
