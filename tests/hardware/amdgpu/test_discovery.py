@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -359,6 +361,25 @@ def test_a_gpu_without_render_node_is_left_out(tmp_path: Path) -> None:
     assert "it has no render node" in inventory(tmp_path)["troubles"][0]
 
 
+def test_a_partition_that_cannot_be_listed_does_not_hide_the_others(tmp_path: Path) -> None:
+    trees.mi300x(tmp_path, partitions=4)
+    replace(tmp_path, f"{trees.NODES}/2/mem_banks/0/properties", "heap_type 1\nsize_in_bytes 0")
+    (tmp_path / "sys/class/drm/renderD131").unlink()
+    listed = inventory(tmp_path)
+    assert (uuids(listed), listed["left_out"]) == ([f"{FIRST}-p0", f"{FIRST}-p2"], 2)
+    assert listed["troubles"] == [
+        "partition 1 of the GPU at 0000:0c:00.0 is left out, the kernel says that it has 0 MiB of memory",
+        "partition 3 of the GPU at 0000:0c:00.0 is left out, it has no render node",
+    ]
+
+
+@pytest.mark.parametrize("mode", ["UNKNOWN", "SPX", None])
+def test_a_board_in_another_mode_is_one_gpu(mode: str | None, tmp_path: Path) -> None:
+    trees.mi300x(tmp_path)
+    replace(tmp_path, f"{MI300X}/current_compute_partition", mode)
+    assert only(tmp_path)["uuid"] == FIRST
+
+
 @pytest.mark.parametrize("numa_node", ["-1", "", "70000", "x"])
 def test_a_gpu_may_be_near_no_numa_node(numa_node: str, tmp_path: Path) -> None:
     trees.mi300x(tmp_path)
@@ -377,7 +398,7 @@ def test_no_more_gpus_are_listed_than_a_node_may_have(boards: int, tmp_path: Pat
         )
         trees.write(tmp_path, {f"/sys/bus/pci/devices/{pci}/mem_info_vram_total": 1 << 33})
         for function in range(partitions):
-            trees.kfd_gpu(tmp_path, pci, function=function, render=128, gpu_id=1, size=1 << 30, gfx=90402, units=10)
+            trees.kfd_gpu(tmp_path, pci, function=function, render=number, gpu_id=1, size=1 << 30, gfx=90402, units=9)
     listed = inventory(tmp_path)
     assert len(listed["gpus"]) == MOST_GPUS
     assert listed["troubles"] == [f"{boards * partitions - MOST_GPUS} GPUs are left out, a node has 128 at most"]
@@ -447,8 +468,19 @@ def test_the_version_is_that_of_the_driver_or_the_kernel(tmp_path: Path) -> None
     assert inventory(tmp_path)["driver_version"] == "6.12.12"
 
 
-def test_kfd_may_have_any_number_of_nodes(tmp_path: Path) -> None:
+def test_the_driver_process_loads_neither_dataclasses_nor_typing_nor_pathlib() -> None:
+    """They cost memory, which counts as the agent's."""
+    program = (
+        "import sys; from gpu_device_plugin.hardware.amdgpu.drm_driver import Drm; "
+        "print(*{'dataclasses', 'typing', 'pathlib'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, check=True).stdout == b"\n"
+
+
+def test_kfd_may_have_nodes_that_are_not_ours(tmp_path: Path) -> None:
     trees.rx7900xtx(tmp_path)
-    trees.write(tmp_path, {f"{trees.NODES}/generation/properties": "simd_count 4", f"{trees.NODES}/9/name": ""})
+    trees.kfd_gpu(tmp_path, "0000:77:00.0", render=128, gpu_id=9, size=1 << 30, gfx=90402, units=9)
+    trees.write(tmp_path, {f"{trees.NODES}/generation/properties": "simd_count 4", f"{trees.NODES}/99/name": ""})
     nodes, forbidden = topology.read(KernelFiles(str(tmp_path)))
-    assert ([node.gpu_id for node in nodes], forbidden) == ([500], 0)
+    assert ([node.gpu_id for node in nodes], forbidden) == ([500, 9], 0)
+    assert only(tmp_path)["uuid"] == "GPU-8D10AC5E00000000"

@@ -68,23 +68,21 @@ def server(root: Path, nodes: Path, bank_mib: int) -> tuple[dict[str, str], list
         first = gpus[numbered[0]]
         render = first["drm_render_minor"]
         trees.pci_device(root, pci, "amdgpu", card=render, render=render, above=f"pci{pci[:7]}", numa_node=-1)
+        for number in numbered[1:]:
+            render = gpus[number]["drm_render_minor"]
+            trees.drm_nodes(root, f"devices/platform/amdgpu_xcp_{number}", card=render, render=render)
         attributes = {
             "vendor": f"{first['vendor_id']:#06x}",
             "device": f"{first['device_id']:#06x}",
             "unique_id": f"{first['unique_id']:016x}",
         }
         trees.write(root, {f"/sys/bus/pci/devices/{pci}/{name}": text for name, text in attributes.items()})
-    connected = set()
-    for number in gpus:
-        for link in nodes.glob(f"{number}/io_links/*/properties"):
-            at = numbers(link)
-            if at["type"] == XGMI and at["node_to"] in gpus:
-                connected.add((min(number, at["node_to"]), max(number, at["node_to"])))
     if len(boards) == len(names):
         names = {number: name.partition("-p")[0] for number, name in names.items()}
     renders = {name: f"/dev/dri/renderD{gpus[number]['drm_render_minor']}" for number, name in names.items()}
-    ends = [(names[one], names[two]) for one, two in connected]
-    return renders, sorted((min(pair), max(pair)) for pair in ends)
+    links = [numbers(link) for number in gpus for link in nodes.glob(f"{number}/io_links/*/properties")]
+    ends = [[names[link["node_from"]], names[link["node_to"]]] for link in links if link["type"] == XGMI]
+    return renders, sorted({(min(pair), max(pair)) for pair in ends})
 
 
 def found(root: Path) -> dict[str, Any]:
