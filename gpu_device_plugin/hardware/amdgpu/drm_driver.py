@@ -6,6 +6,7 @@ import time
 
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.amdgpu import discovery
+from gpu_device_plugin.hardware.amdgpu.gpu_links import links
 from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -31,7 +32,7 @@ class Drm:
         self._gpus = found.gpus
         return {
             "gpus": [gpu.record for gpu in found.gpus],
-            "links": found.links,
+            "links": [*links(self._files, found.gpus)],
             "driver_version": self._version(),
             "cgroup": driver.cgroup_version(self._files.root),
             "left_out": len(found.unread),
