@@ -1,4 +1,4 @@
-"""Memory limits of control groups by the kernel's controller dmem: the regions of GPUs, limits, and use."""
+"""Memory limits of control groups by the kernel's controller dmem, and what they use."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from gpu_device_plugin.hardware.driver import MOST_MIB
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection
 
-    from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
     from gpu_device_plugin.hardware.driver import Record
 
 ROOT = "/sys/fs/cgroup"
@@ -23,22 +22,6 @@ _NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND, _UNKNOWN = 3, 4, 6, 999
 _CODES = {errno.EACCES: _NO_PERMISSION, errno.EPERM: _NO_PERMISSION, errno.EROFS: _NO_PERMISSION}
 _NOT_ENABLED = {errno.ENOENT, errno.EBUSY, errno.EOPNOTSUPP}
 """Why a level of the tree cannot have the controller: those above lack it, or processes are in the level itself."""
-
-
-def regions(files: KernelFiles) -> dict[str, list[str]]:
-    """Return the regions of each GPU, such as ``drm/0000:c1:00.0/vram``, by its PCI address.
-
-    A GPU of xe has one for each tile. Some kernels list a region twice.
-    """
-    found: dict[str, list[str]] = {}
-    for line in files.text(f"{ROOT}/dmem.capacity").splitlines():
-        region = line.partition(" ")[0]
-        parts = region.split("/")
-        if len(parts) == 3 and parts[0] == "drm" and parts[2].startswith("vram"):
-            of_gpu = found.setdefault(parts[1].lower(), [])
-            if region not in of_gpu:
-                of_gpu.append(region)
-    return found
 
 
 class Dmem:
@@ -71,7 +54,7 @@ class Dmem:
             return f"{self._mount} cannot be written ({os.strerror(error.errno or 0)}): mount it writable, as root"
         return ""
 
-    def limit(self, regions: Sequence[str], uuid: str, path: str) -> Record:
+    def limit(self, regions: Collection[str], uuid: str, path: str) -> Record:
         """Return the memory limits of a cgroup on a GPU with these regions; see `driver.Driver.limits`.
 
         The limits of several regions count together.
@@ -92,7 +75,7 @@ class Dmem:
             return {**of, "code": _NOT_FOUND, "soft_mib": kept, "used_mib": in_use}
         return {**of, "code": 0, "hard_mib": _mib(sum(most)), "soft_mib": kept, "used_mib": in_use}
 
-    def set_limit(self, regions: Sequence[str], wanted: tuple[str, str, int | None, int]) -> Record:
+    def set_limit(self, regions: Collection[str], wanted: tuple[str, str, int | None, int]) -> Record:
         """Set the memory limits of a cgroup, unless they are so already, and return them as `limit` does.
 
         Of several regions each gets an equal part: what all of them hold is never more than the limit.
@@ -141,7 +124,7 @@ class Dmem:
         if self._controller not in _content(file).split():
             _write(file, f"+{self._controller}")
 
-    def _amounts(self, path: str, name: str, regions: Sequence[str]) -> dict[str, int | None]:
+    def _amounts(self, path: str, name: str, regions: Collection[str]) -> dict[str, int | None]:
         """Return the bytes of each of these regions that a file names; None: no limit."""
         found: dict[str, int | None] = {}
         for line in _content(f"{path}/{self._controller}.{name}").splitlines():
@@ -150,7 +133,7 @@ class Dmem:
                 found[region] = None if amount == "max" else int(amount)
         return found
 
-    def _write(self, path: str, name: str, regions: Sequence[str], mib: int | None) -> None:
+    def _write(self, path: str, name: str, regions: Collection[str], mib: int | None) -> None:
         """Write the amount of each region, one at a time: the kernel takes no more with one write."""
         for number, region in enumerate(regions):
             amount = "max" if mib is None else str((mib * MIB + number) // len(regions))

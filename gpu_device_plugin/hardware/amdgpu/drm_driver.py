@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import time
 
+from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.amdgpu import discovery, dmem
+from gpu_device_plugin.hardware.amdgpu.gpu_links import links
 from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpu_device_plugin.hardware.driver import Record
+
+
+_LONGEST_VERSION = 64
 
 
 class Drm:
@@ -28,9 +35,9 @@ class Drm:
         self._gpus = found.gpus
         return {
             "gpus": [gpu.record for gpu in found.gpus],
-            "links": [],
-            "driver_version": None,
-            "cgroup": None,
+            "links": [*links(self._files, found.gpus)],
+            "driver_version": self._version(),
+            "cgroup": driver.cgroup_version(self._files.root),
             "left_out": len(found.unread),
             "troubles": [*found.unread, *found.troubles],
         }
@@ -57,11 +64,17 @@ class Drm:
         found = self._regions()
         return [self._dmem.set_limit(found[each[0]], each) for each in wanted if each[0] in found]
 
-    def _regions(self) -> dict[str, list[str]]:
+    def _regions(self) -> Mapping[str, Mapping[str, int]]:
         """Return the regions of each GPU: none of a partition, as the controller counts boards."""
-        return {gpu.uuid: [] if gpu.partition else gpu.board.regions for gpu in self._gpus}
+        return {gpu.uuid: {} if gpu.partition else gpu.board.regions for gpu in self._gpus}
 
     def wait_events(self, timeout_s: float) -> list[Record]:
         """Wait for events; see `Driver.wait_events`."""
         time.sleep(timeout_s)
         return []
+
+    def _version(self) -> str | None:
+        """Return the version of a driver that was installed by itself; else the kernel's, of which it is a part."""
+        own = self._files.text(f"/sys/module/{self._drivers[0]}/version")
+        version = own or self._files.text("/proc/sys/kernel/osrelease")
+        return version[:_LONGEST_VERSION] or None

@@ -15,7 +15,6 @@ from gpu_device_plugin.hardware.amdgpu import dmem
 from gpu_device_plugin.hardware.amdgpu.discovery import Board, ListedGpu
 from gpu_device_plugin.hardware.amdgpu.dmem import Dmem
 from gpu_device_plugin.hardware.amdgpu.drm_driver import Drm
-from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
 from tests.hardware.amdgpu.dmem_double import DmemDouble, doubled
 from tests.hardware.amdgpu.trees import write
 
@@ -37,23 +36,7 @@ def limits(kernel: DmemDouble) -> Dmem:
     return Dmem(str(kernel.root))
 
 
-# --- Regions ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_regions_of_each_gpu_are_found_by_its_pci_address(tmp_path: Path) -> None:
-    lines = [
-        "nvidia/00000000:02:00.0/vidmem 102641958912",
-        f"{VRAM} 206141652992",
-        f"{VRAM} 206141652992",  # some kernels register it twice
-        "drm/0000:43:00.0/vram0 1",
-        "drm/0000:43:00.0/vram1 1",
-        "drm/0000:43:00.0/stolen 1",
-        "drm/0000:5e:00.0",
-        "",
-    ]
-    write(tmp_path, {"/sys/fs/cgroup/dmem.capacity": "\n".join(lines)})
-    assert dmem.regions(KernelFiles(str(tmp_path))) == {"0000:c1:00.0": [VRAM], "0000:43:00.0": TILES[:2]}
-    assert dmem.regions(KernelFiles(str(tmp_path / "none"))) == {}
+# --- Where there are limits --------------------------------------------------------------------------------------------
 
 
 def test_why_a_mount_has_no_limits_is_said(tmp_path: Path) -> None:
@@ -214,8 +197,7 @@ def test_damaged_and_endless_files_are_no_limit(kernel: DmemDouble) -> None:
 
 def test_the_driver_answers_for_its_own_gpus_and_not_for_partitions(kernel: DmemDouble, tmp_path: Path) -> None:
     leaf = str(kernel.starts(LEAF))
-    whole, part = Board("0000:c1:00.0", "amdgpu"), Board("0000:c2:00.0", "amdgpu")
-    whole.regions = part.regions = [VRAM]
+    whole, part = (Board(pci, "amdgpu", {VRAM: 16 * GIB}) for pci in ("0000:c1:00.0", "0000:c2:00.0"))
     driver = Drm(["amdgpu"], str(tmp_path))
     driver._dmem = limits(kernel)
     driver._gpus = [
