@@ -50,9 +50,11 @@ def open_driver(source: str, origin_s: float = 0.0, since_s: float = -1.0) -> Dr
         from gpu_device_plugin.hardware.fake.fake_driver import Fake  # noqa: PLC0415
 
         return Fake(source, origin_s, since_s)
+    if source == driver.NVML:
+        return _open_nvml()
     from gpu_device_plugin.hardware.amdgpu import pci_devices  # noqa: PLC0415 - small, unlike the driver itself
 
-    found = pci_devices.drivers_in_use() if source == driver.AUTO else [source] if source != driver.NVML else []
+    found = pci_devices.drivers_in_use() if source == driver.AUTO else [source]
     if not found:
         return _open_nvml()
     from gpu_device_plugin.hardware.amdgpu.drm_driver import Drm  # noqa: PLC0415
