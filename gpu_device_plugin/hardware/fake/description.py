@@ -60,7 +60,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.fake import value_forms as forms
@@ -430,7 +430,7 @@ def _count(value: object) -> int:
 
 def _devices(value: object) -> list[str]:
     """Read the paths of device nodes."""
-    paths = value if isinstance(value, list) and len(value) <= _MOST_DEVICES else [None]
+    paths: list[Any] = value if isinstance(value, list) and len(value) <= _MOST_DEVICES else [None]
     plain = re.compile(rf"/dev/[A-Za-z0-9/_-]{{1,{_LONGEST_DEVICE}}}", re.ASCII)
     if not all(isinstance(path, str) and plain.fullmatch(path) for path in paths):
         raise ValueError(f"{value!r} is no list of up to {_MOST_DEVICES} paths like /dev/dri/renderD128")

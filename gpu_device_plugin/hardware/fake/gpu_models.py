@@ -144,7 +144,7 @@ def partitions(model: str | None, mode: str) -> int:
     Raises:
         ValueError: it has no such mode; the message says which it has.
     """
-    dies = OTHERS[model][3] if model in OTHERS else 1
+    *_, dies = OTHERS.get(model or "", (1,))
     if dies == 1:
         models = _or([each for each, (*_, most) in OTHERS.items() if most > 1])
         raise ValueError(f"{model or 'a GPU without a model'} cannot be partitioned; {models} can")
