@@ -9,6 +9,7 @@ from enum import IntEnum
 NVIDIA = "nvidia"
 """The kernel driver whose GPUs NVIDIA's container toolkit gives to containers. Those of every other driver reach them
 by device nodes alone."""
+_MAKERS = ("NVIDIA", "AMD", "Intel")
 MOST_GPUS = 128
 """Most GPUs of one node, MIG instances included. The largest machines have 16, each of which has up to 7 instances."""
 MOST_SHARES = 1 << 20
@@ -40,7 +41,8 @@ class Closeness(IntEnum):
 
 def short_model(product: str) -> str:
     """Return the product name of a GPU as tables show it: without the maker, which is most often the same."""
-    return product.removeprefix("NVIDIA ").removeprefix("AMD ")
+    maker, _, rest = product.partition(" ")
+    return rest if rest and maker in _MAKERS else product
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,9 @@ class Gpu:
     """A GPU, or a MIG instance of one, as the driver describes it. Not all platforms know more than UUID and memory."""
 
     uuid: str
-    """``GPU-`` or ``MIG-`` and 36 characters; that of a GPU is stable over reboots, driver upgrades and slots. The only
-    name used for a decision."""
+    """``GPU-`` or ``MIG-`` and 36 characters; that of a GPU is stable over reboots, driver upgrades and slots. Of other
+    drivers ``GPU-`` and 16 hexadecimal digits, or ``PCI-`` and its address where the driver knows none; ``-p<N>`` at
+    the end is a partition. The only name used for a decision."""
     index: int
     """NVML's index, in PCI order; of a MIG instance that of its GPU. For display only: it shifts when a GPU
     disappears."""

@@ -36,7 +36,7 @@ def limits(kernel: DmemDouble) -> Dmem:
     return Dmem(str(kernel.root))
 
 
-# --- Where there are limits --------------------------------------------------------------------------------------------
+# --- Where there are limits -------------------------------------------------------------------------------------------
 
 
 def test_why_a_mount_has_no_limits_is_said(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def wanted_on(gpus: Iterable[Gpu], chosen: Mapping[str, GpuEnforcement], want: W
 def lack(daemons: Mapping[str, MpsGpu] | str, gpu: Gpu) -> str:
     """Return what MPS lacks on a GPU, as a clause; empty: it is there. `daemons` are as for `daemon`."""
     if gpu.driver != NVIDIA:
-        return "MPS is for GPUs of NVIDIA"
+        return "MPS is of NVIDIA's GPUs"
     if isinstance(daemons, str):
         return daemons
     if gpu.mig:
