@@ -1,0 +1,86 @@
+"""The agent, a kubelet, the API and the limit helper on a node with fake GPUs of AMD's: limits from start to end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from gpu_device_plugin.features.limits.helper_program import LimitHelper
+from gpu_device_plugin.features.limits.node import Limits
+from gpu_device_plugin.hardware.fake.fake_driver import Fake
+from gpu_device_plugin.hardware.monitor import Hardware, MonitorTimings
+from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
+from gpu_device_plugin.model.limits import LimitStatus
+from tests.kubelet.pod_lines import pod
+from tests.names import MEM
+from tests.node.cluster_harness import Cluster, cluster
+from tests.node.harness import envs_of
+from tests.patience import beside, stretched
+
+MI300X = {"model": "MI300X", "memory_limits": True}
+BY = "GPUSHARE_MEMORY_LIMIT_BY"
+FIRST = f"{1:064x}"
+
+
+@asynccontextmanager
+async def helper(there: Cluster) -> AsyncIterator[None]:
+    """Run the limit helper of the node."""
+    folder = there.node.folder
+    timings = MonitorTimings(answer_within_s=stretched(5), start_within_s=stretched(20), retry_from_s=0.02)
+    hardware = Hardware(str(folder / "gpus.json"), timings=timings)
+    async with beside(LimitHelper(folder / "memory", hardware, CgroupTree(there.node.cgroups), poll_s=0.02).run()):
+        yield
+
+
+def limit_of(there: Cluster, path: Path) -> int | None:
+    driver = Fake(str(there.node.folder / "gpus.json"))
+    (gpu,) = driver.inventory()["gpus"]
+    (found,) = driver.limits([(gpu["uuid"], str(path))])
+    mib: int | None = found.get("hard_mib")
+    return mib
+
+
+async def test_a_pod_is_limited_before_it_starts_and_its_container_when_it_runs() -> None:
+    async with cluster([MI300X]) as there:
+        there.node.hardware(MI300X, cgroup=2)
+        memory = there.node.folder / "memory"
+        memory.mkdir()
+        there.node.settings |= {"memory_dir": str(memory)}
+        async with helper(there):
+            await there.start_agent()
+            agent = there.node.agent
+            assert agent is not None
+            await there.node.until(lambda: there.labels().get("limits") == "dmem")
+            starting = asyncio.create_task(there.run(pod("p", {MEM: 3})))
+            link = agent.features.of(Limits).link
+            assert link is not None
+            await there.node.until(lambda: bool(link.reasons))
+            assert not starting.done()
+            uid = there.api.get("pods", "p")["metadata"]["uid"]
+            cgroup = there.node.cgroups / f"kubepods/besteffort/pod{uid}"
+            cgroup.mkdir(parents=True)
+            made = await starting
+            assert made.phase == "Running"
+            assert envs_of(made, "c0")[BY] == "dmem"
+            assert limit_of(there, cgroup) == 3072
+            (cgroup / FIRST).mkdir()
+            state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+            status = {"name": "c0", "containerID": f"containerd://{FIRST}", "state": state}
+            there.api.patch("pods", "p", {"status": {"containerStatuses": [status]}}, subresource="status")
+            await there.node.until(lambda: limit_of(there, cgroup / FIRST) == 3072)
+            counts = agent.features.of(Limits).verification
+            await there.node.until(lambda: counts.counts[LimitStatus.HELD] == 1)
+            assert there.events("GPULimitNotHeld") == []
+
+
+async def test_without_the_helper_limits_are_advisory_and_refused_where_they_are_required() -> None:
+    async with cluster([MI300X]) as there:
+        there.node.hardware(MI300X, cgroup=2)
+        (there.node.folder / "memory").mkdir()
+        await there.start_agent(memory_dir=str(there.node.folder / "memory"))
+        made = await there.run(pod("a", {MEM: 3}))
+        assert (made.phase, envs_of(made, "c0")[BY]) == ("Running", "advisory")
+        there.node.reload(memory_dir=str(there.node.folder / "memory"), limits="dmem")
+        refused = await there.run(pod("b", {MEM: 3}))
+        assert refused.phase == "Failed"
+        assert "the limit helper, which sets limits by dmem, does not run on this node" in refused.message
