@@ -147,7 +147,7 @@ REPORT_FEATURES: dict[str, ReportParts] = {
                 "cgroups",
                 limits_here,
                 "settings labels inventory given mig_in_force mps_lack toolkit driver_problem extra_grant_problem "
-                "invented with_driver_limits",
+                "invented with_driver_limits dmem",
             ),
             Check("limits held", "clock", held, "alone.nodes"),
         ),

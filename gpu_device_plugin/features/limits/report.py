@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.features.limits import LimitSettings
 from gpu_device_plugin.features.limits.rules.enforcement import (
     REFUSE,
+    Facts,
     asked_of,
     enforcements,
     lacks,
@@ -18,7 +19,7 @@ from gpu_device_plugin.features.use.report import DETAILS, details, does_not_hol
 from gpu_device_plugin.model.contract.keys import SET_LIMITS_LABEL
 from gpu_device_plugin.model.contract.node_use import ContainerUse, not_held
 from gpu_device_plugin.model.contract.variables import DRIVER_LIMIT
-from gpu_device_plugin.model.gpus import Gpu, Inventory
+from gpu_device_plugin.model.gpus import NVIDIA, Gpu, Inventory
 from gpu_device_plugin.model.limits import Enforcement, LimitStatus, summary
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.node.rules.node_config import ignored_labels
@@ -113,6 +114,7 @@ def limits_here(  # noqa: PLR0917 - what a check reads
     extra_grant_problem: str,
     invented: bool,  # noqa: FBT001 - as above
     with_driver_limits: tuple[str, ...],
+    dmem: Facts,
 ) -> Iterator[Finding]:
     """Check by which means the memory limits of containers hold on one node, and why.
 
@@ -134,7 +136,8 @@ def limits_here(  # noqa: PLR0917 - what a check reads
     if ignored := ignored_labels(labels).get(SET_LIMITS_LABEL):
         yield warning("label-ignored", "{problem}", "correct the label, or remove it", problem=ignored)
     want, refuse = wanted_enforcement(settings.limits, labels), settings.limits_fallback == REFUSE
-    means = {**lacks(inventory.cgroup, extra_grant=settings.extra_grant is not None), Enforcement.MPS: mps}
+    known = lacks(inventory.cgroup, extra_grant=settings.extra_grant is not None, dmem=dmem)
+    means = {**known, Enforcement.MPS: mps}
     made, missing = enforcements(given, means, want, refuse=refuse, partitions=instances)
     present, version = {gpu.enforcement for gpu in made.values()}, _version(inventory)
     if missing:
@@ -150,11 +153,12 @@ def limits_here(  # noqa: PLR0917 - what a check reads
     elif Enforcement.ADVISORY in present or not given:
         advisory = [given[position] for position, gpu in made.items() if gpu.enforcement is Enforcement.ADVISORY]
         on_instances = bool(advisory) and all(gpu.instance is not None for gpu in advisory)
+        no_mps = on_instances or (bool(advisory) and all(gpu.driver != NVIDIA for gpu in advisory))
         yield note(
             "limits-advisory-mig" if on_instances else "limits-advisory",
             "{limits} (driver {version})",
             "a container reads in GPUSHARE_MEMORY_LIMIT_MIB how much memory it may use, and nothing holds it to that"
-            + ("" if on_instances else "; NVIDIA's MPS limits each process with this driver too: limits: mps"),
+            + ("" if no_mps else "; NVIDIA's MPS limits each process with this driver too: limits: mps"),
             limits=summary(made) or "there is no GPU",
             version=version,
         )

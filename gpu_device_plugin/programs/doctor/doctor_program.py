@@ -252,6 +252,7 @@ async def examined(
         extra_grant_problem=_problem(partial(read_extra_grant, settings.of(LimitSettings).extra_grant), UsageError),
         mps=mps,
         mps_left=mps_left,
+        dmem=node_reading.dmem_facts(settings.of(ElasticSettings).memory_dir, root or Path("/")),
         inventory=view.inventory,
         driver_problem="" if view.state is State.WATCHING else view.sentence,
         driver_missing=view.state is State.NO_LIBRARY,

@@ -6,14 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitsState
+from gpu_device_plugin.features.limits.rules import running_limits
+from gpu_device_plugin.features.limits.rules.dmem_limits import NOT_THERE as NO_LIMIT_HELPER
+from gpu_device_plugin.features.limits.rules.enforcement import NO_DIRECTORY, Facts
 from gpu_device_plugin.features.mps.contract import MPS_FILES, STATE_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import NOT_THERE, SILENT
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
+from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.programs.doctor.doctor_program import checkpoint_read, with_driver_limits
 from gpu_device_plugin.programs.doctor.node_reading import (
     cdi_devices,
     cgroup,
+    dmem_facts,
     mps_state,
     obeys_images,
     runtimes,
@@ -222,3 +228,19 @@ def test_a_supervisor_that_no_longer_runs_leaves_the_gpus_that_it_did_not_give_b
     assert mps_state(tmp_path) == (SILENT, ("GPU-a", "GPU-b"))
     (tmp_path / STATE_FILE).write_text(MPS_FILES.write_state(LEFT, time.clock_gettime(time.CLOCK_BOOTTIME)))
     assert mps_state(tmp_path) == (LEFT, ()), "it runs, and gives back what is to be given back"
+
+
+def test_what_kernel_and_limit_helper_say_of_dmem(tmp_path: Path) -> None:
+    cgroups, memory = tmp_path / "sys/fs/cgroup", Path("/run/gpushare/memory")
+    (tmp_path / "run/gpushare/memory").mkdir(parents=True)
+    none = f"no cgroup file system of version 2 is mounted at {cgroups}"
+    assert dmem_facts(None, tmp_path) == Facts(none, NO_DIRECTORY)
+    cgroups.mkdir(parents=True)
+    (cgroups / "dmem.capacity").touch()
+    assert dmem_facts(memory, tmp_path) == Facts("", NO_LIMIT_HELPER)
+    state = tmp_path / "run/gpushare/memory" / LIMIT_FILES.state_file
+    for said in ("", "it may not write"):
+        state.write_text(LIMIT_FILES.write_state(LimitsState(dmem=said), boot_time()))
+        assert dmem_facts(memory, tmp_path) == Facts("", said)
+    state.write_text(LIMIT_FILES.write_state(LimitsState(dmem=""), boot_time() - running_limits.BEAT_S - 1))
+    assert dmem_facts(memory, tmp_path) == Facts("", running_limits.SILENT)

@@ -130,6 +130,12 @@ def test_a_limit_that_differs_is_told_with_both_amounts() -> None:
     ]
 
 
+def test_a_limit_of_the_kernels_that_differs_names_the_kernel() -> None:
+    differs = replace(LIMIT, enforcement=Enforcement.DMEM, held=LimitStatus.DIFFERS, found_mib=8192)
+    node = node_view("n", (15,), report=report(differs))
+    assert node.part_states([differs])[0].text == "kernel limit 8,192 MiB, granted 4,096 MiB"
+
+
 def test_a_pod_that_ends_says_so_last() -> None:
     node = node_view("n", (15,), pod_on("web", {0: 4}, deleting=True), report=report(OVER))
     assert [state.code for state in node.part_states([OVER], ending=True)] == ["over", "ending"]

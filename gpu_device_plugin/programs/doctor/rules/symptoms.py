@@ -10,6 +10,7 @@ from gpu_device_plugin.features.claims.contract import Claim
 from gpu_device_plugin.features.claims.rules.pool import Present
 from gpu_device_plugin.features.conflicts.rules import Detection
 from gpu_device_plugin.features.history.contract import NodeHistory
+from gpu_device_plugin.features.limits.rules.enforcement import Facts
 from gpu_device_plugin.features.mps.contract import MpsGpu
 from gpu_device_plugin.features.mps.rules.mps_admission import lack
 from gpu_device_plugin.model.contract.keys import ELASTIC, MIG_LABEL
@@ -254,6 +255,8 @@ class NodeSymptoms:
     """The daemons of the MPS supervisor, by the GPU's UUID, or why there is none."""
     mps_left: tuple[str, ...] = ()
     """The GPUs (by UUID) that a supervisor ran which no longer runs, and did not give back."""
+    dmem: Facts = field(default_factory=Facts)
+    """Why there are no limits by the kernel's controller dmem."""
 
     # The hardware
     driver_problem: str = ""

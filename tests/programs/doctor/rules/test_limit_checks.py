@@ -36,12 +36,14 @@ def test_each_means_is_told_with_its_nodes() -> None:
         reporting("a", enforcements=DRIVER),
         reporting("b", enforcements=DRIVER),
         reporting("d", enforcements=CUSTOM),
+        reporting("e", enforcements={0: GpuEnforcement(Enforcement.DMEM, "the limit helper has the kernel")}),
         node("older"),
         replace(reporting("off", enforcements=ADVISORY), labels={"gpushare": "false"}),
     )
     assert of("memory limits", "limits nodes", nodes=nodes) == [
         "note limits-soft limits=advisory nodes=c",
         "note limits-soft limits=custom nodes=d",
+        "ok limits limits=dmem nodes=e",
         "ok limits limits=driver nodes=a, b",
     ]
 
@@ -134,6 +136,11 @@ OLD = reporting("a", HOG, DIFFERS, age_s=1200)
             "limits held",
             (reporting("a", HELD, WHOLE),),
             ["ok limits-held containers=1 by=the driver", "ok limits-held containers=1 by=the hardware (MIG)"],
+        ),
+        (
+            "limits held",
+            (reporting("a", HELD, replace(HELD, enforcement=Enforcement.DMEM)),),
+            ["ok limits-held containers=1 by=the driver", "ok limits-held containers=1 by=the kernel (dmem)"],
         ),
         (
             "limits held",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.features.conflicts.rules import sightings
+from gpu_device_plugin.features.limits.rules.enforcement import Facts
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.model.contract.keys import NODE_USE, SCHEDULE_LABEL, SET_LIMITS_LABEL
@@ -63,6 +64,10 @@ WELL = NodeSymptoms(
             gpus=NodeGpus((ListedGpu(0, 15), ListedGpu(1, 15)), share_mib=1024),
         ),
     ),
+)
+AMD = replace(
+    WELL.inventory,
+    gpus=(Gpu("GPU-5B1E6A0C2F3D4E00", 0, "AMD Instinct MI300X", 196_592, memory_limits=True, driver="amdgpu"),),
 )
 HIDDEN = Unknown("hidden", "not to be seen", "look {where}", where="elsewhere")
 
@@ -284,6 +289,16 @@ ASKS_MPS = {"api": labelled(**{"set-limits": "mps"}), "inventory": OLD, "mps": {
 def test_who_holds_containers_to_their_memory(changes: dict[str, Any], expected: list[str]) -> None:
     show = "toolkit containers" if "toolkit" in changes or "with_driver_limits" in changes else ""
     assert of("memory limits", show, **changes) == expected
+
+
+def test_limits_by_dmem_are_there_while_the_helper_sets_them() -> None:
+    assert of("memory limits", "limits", inventory=AMD, dmem=Facts(helper="")) == [
+        "ok limits limits=dmem: the limit helper has the kernel limit the memory of cgroups, by the controller dmem"
+    ]
+    (finding,) = CHECKS["memory limits"](changed(WELL, {"inventory": AMD, "dmem": Facts(helper="its pod is gone")}))
+    assert finding.code == "limits-advisory"
+    assert "advisory: its pod is gone" in str(finding)
+    assert "MPS" not in finding.advice
 
 
 def test_a_gpu_has_the_number_of_the_nodes_list() -> None:
