@@ -172,7 +172,7 @@ class LimitLink:
         whys = dmem.unlimited(pods, self._wanted, {} if last is None else last.outcomes)
         if not whys:
             return ""
-        why = self._files.unwritten or (self._state if isinstance(self._state, str) else whys[0])
+        why = self._files.unwritten or self.lack_of_dmem.value or whys[0]
         return f"the GPU memory of the pod is not limited yet, as it was allocated with limits by dmem: {why}"
 
 

@@ -8,7 +8,7 @@ import { badgesOf, givenSaying, gpuName, gpuSaying, migId, modelsSaying, notesOf
 import { t } from "./words.js";
 
 // The enforcements that keep a container within its part; all others only ask it to.
-const KEEPING = ["partition", "driver", "mps", "custom"];
+const KEEPING = ["partition", "driver", "dmem", "mps", "custom"];
 // The free part of a bar that has room for a word beside the number.
 const ROOMY = 0.34;
 

@@ -4,7 +4,7 @@ import { age, ageOf, amount, memory, percent, secondsSince } from "./amounts.js"
 import { gpuUseKnown, isWhole, modelsOf, partName, partsOf, partUseKnown, stateOf, useKnown } from "./cluster.js";
 import { knows, t } from "./words.js";
 
-const ENFORCEMENTS = ["partition", "driver", "mps", "custom", "advisory"];
+const ENFORCEMENTS = ["partition", "driver", "dmem", "mps", "custom", "advisory"];
 
 function joined(...parts) {
   return parts.filter(Boolean).join(t("list_comma"));

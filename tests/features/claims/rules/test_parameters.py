@@ -49,7 +49,7 @@ def test_parameters_of_another_kind_are_refused(values: dict[str, Any], sentence
     ("fields", "sentence"),
     [
         ({"memory": "4Gi"}, "the claim has the parameter 'memory', and there are only limits, computePercent, framew"),
-        ({"limits": "hard"}, "the claim has limits 'hard'; write one of driver, mps, custom, advisory"),
+        ({"limits": "hard"}, "the claim has limits 'hard'; write one of driver, dmem, mps, custom, advisory"),
         ({"limits": {"a": 1}}, r"the claim has limits {'a': 1}; write one of"),
         ({"limits": None}, "the claim has limits None; write one of"),
         ({"memoryLimit": "12"}, "has memoryLimit '12'; write an amount of memory, such as 12Gi"),
