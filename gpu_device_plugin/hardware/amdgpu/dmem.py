@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
+from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
 from gpu_device_plugin.hardware.driver import MOST_MIB
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 ROOT = "/sys/fs/cgroup"
 MIB = 1 << 20
-_LARGEST = 1 << 16
-"""Bytes of a file, which has a line for each region."""
 # The return codes of NVML, which `hardware.messages.CgroupLimit` has.
 _NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND, _UNKNOWN = 3, 4, 6, 999
 _CODES = {errno.EACCES: _NO_PERMISSION, errno.EPERM: _NO_PERMISSION, errno.EROFS: _NO_PERMISSION}
@@ -145,16 +144,7 @@ def _mib(amount: int) -> int:
 
 
 def _content(path: str) -> str:
-    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        parts = []
-        while part := os.read(opened, _LARGEST):
-            parts.append(part)
-            if sum(map(len, parts)) > _LARGEST:
-                break
-        return b"".join(parts).decode("utf-8", "replace")
-    finally:
-        os.close(opened)
+    return KernelFiles().content(path).decode("utf-8", "replace")
 
 
 def _write(path: str, text: str) -> None:

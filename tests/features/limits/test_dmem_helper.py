@@ -19,7 +19,7 @@ from gpu_device_plugin.hardware.messages import CgroupLimit
 from gpu_device_plugin.hardware.monitor import Hardware, MonitorTimings
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.model.gpus import Gpu, Inventory
-from tests.hardware.amdgpu.dmem_double import DmemDouble, doubled
+from tests.hardware.amdgpu.dmem_double import DmemDouble, doubled, real_cgroups
 from tests.patience import beside, eventually
 
 UID = "8dbc6bd1-07c9-4f21-a4f4-3b4fd6e0c6a1"
@@ -34,12 +34,12 @@ GIB = 1 << 30
 class KernelHardware:
     """What the helper asks of the driver process, answered here by the kernel's files."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, controller: str = "dmem") -> None:
         """Answer for one GPU."""
         gpu = Gpu(GPU, 0, "AMD Radeon PRO W7900", 45_976, memory_limits=True, driver="amdgpu")
         self.view = Observable(HardwareView(inventory=Inventory((gpu,), cgroup=2), state=State.WATCHING))
         self.timings = MonitorTimings()
-        self._dmem = Dmem(str(root))
+        self._dmem = Dmem(str(root), controller)
 
     async def run(self) -> NoReturn:
         """Wait."""
@@ -191,3 +191,26 @@ async def test_containers_that_begin_and_end_all_the_time_disturb_nobody(tmp_pat
             there.kernel.ends(place)
             await eventually(lambda: there.why(D) == helper_limits.NO_LEAF)
         assert (there.why(C), there.limit(steady), there.limit(POD)) == ("", str(4 * GIB), str(8 * GIB))
+
+
+async def test_real_cgroups_get_the_controller_while_containers_begin_and_end(tmp_path: Path) -> None:
+    """Of the kernel of this machine, where hugetlb plays the part of dmem: its files have other names."""
+    with real_cgroups(tmp_path / "cgroup2") as top:
+        hardware = cast("Hardware", KernelHardware(top.parent, "hugetlb"))
+        there = Node(tmp_path, cast("DmemDouble", None))
+        pod = top / "kubepods" / "burstable" / f"pod{UID}"
+        (pod / ("5" * 64)).mkdir(parents=True)  # its sandbox
+        there.want({"": 8192, C: 4096, D: 2048})
+        helper = LimitHelper(there.directory, hardware, CgroupTree(top), poll_s=POLL_S)
+        not_read = helper_limits._DMEM_REASONS[3]
+        async with beside(helper.run()):
+            await eventually(lambda: there.why("") == not_read and bool([*pod.glob("hugetlb.*.max")]))
+            for _ in range(20):
+                for each in (C, D):
+                    (pod / each).mkdir()
+                    assert [*(pod / each).glob("hugetlb.*.max")], "it has the controller from its beginning"
+                await eventually(lambda: there.why(C) == there.why(D) == not_read)
+                (pod / C).rmdir()
+                await eventually(lambda: there.why(C) == helper_limits.NO_LEAF)
+                (pod / D).rmdir()
+                await eventually(lambda: there.why(D) == helper_limits.NO_LEAF)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,6 +123,26 @@ class DmemDouble:
     @staticmethod
     def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def real_cgroups(place: Path) -> Iterator[Path]:
+    """Mount cgroup v2 at a place, and make a folder in it; skip the test where that cannot be.
+
+    The root goes on offering the controller hugetlb, which plays the part of dmem: other tests may need it.
+    """
+    place.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "cgroup2", "none", str(place)], check=False).returncode:
+        pytest.skip("mounting cgroup v2 needs root")
+    top = Path(tempfile.mkdtemp(prefix="gpushare-test-", dir=place))
+    try:
+        if "hugetlb" not in (place / "cgroup.controllers").read_text().split():
+            pytest.skip("this kernel offers the controller hugetlb to no cgroup of version 2")
+        yield top
+    finally:
+        for folder, _, _ in os.walk(top, topdown=False):
+            Path(folder).rmdir()
+        subprocess.run(["umount", str(place)], check=True)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Limits by dmem on the files of a double with the kernel's rules, and on the cgroups of this machine's kernel."""
 
 import errno
-import os
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from gpu_device_plugin.hardware.amdgpu import dmem
 from gpu_device_plugin.hardware.amdgpu.discovery import Board, ListedGpu
 from gpu_device_plugin.hardware.amdgpu.dmem import Dmem
 from gpu_device_plugin.hardware.amdgpu.drm_driver import Drm
-from tests.hardware.amdgpu.dmem_double import DmemDouble, doubled
+from tests.hardware.amdgpu.dmem_double import DmemDouble, doubled, real_cgroups
 from tests.hardware.amdgpu.trees import write
 
 VRAM = "drm/0000:c1:00.0/vram"
@@ -216,21 +215,8 @@ def test_the_driver_answers_for_its_own_gpus_and_not_for_partitions(kernel: Dmem
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Path]:
-    """A mount of cgroup v2 with a folder for this test. The root goes on offering hugetlb: other tests may need it."""
-    at = tmp_path / "cgroup2"
-    at.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "cgroup2", "none", str(at)], check=False).returncode:
-        pytest.skip("mounting cgroup v2 needs root")
-    top = at / f"gpushare-test-{os.getpid()}"
-    try:
-        if "hugetlb" not in (at / "cgroup.controllers").read_text().split():
-            pytest.skip("this kernel offers the controller hugetlb to no cgroup of version 2")
-        top.mkdir()
+    with real_cgroups(tmp_path / "cgroup2") as top:
         yield top
-    finally:
-        for folder, _, _ in os.walk(top, topdown=False):
-            Path(folder).rmdir()
-        subprocess.run(["umount", str(at)], check=True)
 
 
 def real(mount: Path) -> Dmem:
