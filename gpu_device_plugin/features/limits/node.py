@@ -27,6 +27,7 @@ from gpu_device_plugin.features.limits.verification import Verification
 from gpu_device_plugin.features.use.node import Use
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
 from gpu_device_plugin.file_link import FileLink
+from gpu_device_plugin.hardware.amdgpu.dmem import ROOT as CGROUPS
 from gpu_device_plugin.hardware.amdgpu.dmem import Dmem
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.model.allocations import Place
@@ -44,6 +45,26 @@ from gpu_device_plugin.node.rules.node_gauges import NodeMetrics
 _log = logging.getLogger(__name__)
 
 LIMIT_STATES = Gauge("gpushare_limit_states", "Memory limits of running containers by what was read back.", ("state",))
+
+
+def _link(directory: Path, clock: Callable[[], float]) -> FileLink[Mapping[LimitKey, MemoryLimit], LimitsState]:
+    words = "the limit helper", rules.NOT_THERE, rules.NOT_THERE, rules.SILENT
+    return FileLink(directory, LIMIT_FILES, clock, *words, rules.BEAT_S)
+
+
+def _lack(state: LimitsState | str) -> str:
+    """Return why the helper sets no limits by dmem, as a clause; empty: it does."""
+    if isinstance(state, str):
+        return dmem.NOT_THERE if state == rules.NOT_THERE else state
+    return state.dmem
+
+
+def dmem_facts(memory_dir: Path | None, root: Path) -> Facts:
+    """Return what a node's kernel and its limit helper tell of dmem; below `root` is the node."""
+    lack = Dmem(str(root / CGROUPS.lstrip("/"))).lack()
+    if memory_dir is None:
+        return Facts(lack)
+    return Facts(lack, _lack(_link(root / memory_dir.relative_to("/"), boot_time).read_state()))
 
 
 @dataclass(eq=False, repr=False)
@@ -75,8 +96,7 @@ class LimitLink:
         self._wanted: Mapping[Place, tuple[LimitKey, MemoryLimit]] = {}
         self._steps: Observable[None] = Observable(None)
         self._waiting = 0
-        words = "the limit helper", rules.NOT_THERE, rules.NOT_THERE, rules.SILENT
-        self._files = FileLink(self._directory, LIMIT_FILES, self.clock, *words, rules.BEAT_S)
+        self._files = _link(self._directory, self.clock)
         self._worker = Worker(self._step)
 
     async def run(self) -> NoReturn:
@@ -100,8 +120,8 @@ class LimitLink:
         self._publish(self._files.read_state())
 
     def _publish(self, state: LimitsState | str) -> None:
-        self._state = dmem.NOT_THERE if state == rules.NOT_THERE else state
-        self.lack_of_dmem.change(self._state if isinstance(self._state, str) else self._state.dmem)
+        self.lack_of_dmem.change(_lack(state))
+        self._state = self.lack_of_dmem.value if isinstance(state, str) else state
 
     def pending(self, holder: ContainerGpus, uuid: str) -> str:
         """Return why the helper has not set the limit of a container that the kernel is to limit; empty: it has."""

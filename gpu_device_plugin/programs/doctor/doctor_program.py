@@ -24,6 +24,7 @@ from gpu_device_plugin.features.eviction import GpuFailureSettings
 from gpu_device_plugin.features.history import HistorySettings
 from gpu_device_plugin.features.limits import LimitSettings
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
+from gpu_device_plugin.features.limits.node import dmem_facts
 from gpu_device_plugin.features.mps import MpsSettings
 from gpu_device_plugin.features.over_use import OverUseSettings
 from gpu_device_plugin.features.report_features import REPORT
@@ -252,7 +253,7 @@ async def examined(
         extra_grant_problem=_problem(partial(read_extra_grant, settings.of(LimitSettings).extra_grant), UsageError),
         mps=mps,
         mps_left=mps_left,
-        dmem=node_reading.dmem_facts(settings.of(ElasticSettings).memory_dir, root or Path("/")),
+        dmem=dmem_facts(settings.of(ElasticSettings).memory_dir, root or Path("/")),
         inventory=view.inventory,
         driver_problem="" if view.state is State.WATCHING else view.sentence,
         driver_missing=view.state is State.NO_LIBRARY,

@@ -19,14 +19,9 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_device_plugin import metrics
-from gpu_device_plugin.features.limits.contract import LIMIT_FILES
-from gpu_device_plugin.features.limits.rules import dmem_limits, running_limits
-from gpu_device_plugin.features.limits.rules.enforcement import Facts
 from gpu_device_plugin.features.mps.contract import MPS_FILES, MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import BEAT_S, NOT_THERE, SILENT
 from gpu_device_plugin.file_link import FileLink
-from gpu_device_plugin.hardware.amdgpu.dmem import ROOT as CGROUPS
-from gpu_device_plugin.hardware.amdgpu.dmem import Dmem
 from gpu_device_plugin.kubelet.procfs import boot_time
 from gpu_device_plugin.node.rules.node_gauges import STREAM_UP
 from gpu_device_plugin.programs.doctor.rules.symptoms import AgentSeen, Runtime
@@ -56,17 +51,6 @@ def mps_state(directory: Path) -> tuple[Mapping[str, MpsGpu] | str, tuple[str, .
         return state, ()
     left = link.last or {}
     return state, tuple(sorted(uuid for uuid, gpu in left.items() if gpu.status is not MpsStatus.STOPPED))
-
-
-def dmem_facts(memory_dir: Path | None, root: Path) -> Facts:
-    """Return why there are no limits by the kernel's controller dmem, by the kernel itself and the limit helper."""
-    lack = Dmem(f"{root}{CGROUPS}".replace("//", "/")).lack()
-    if memory_dir is None:
-        return Facts(lack)
-    words = "the limit helper", dmem_limits.NOT_THERE, dmem_limits.NOT_THERE, running_limits.SILENT
-    link = FileLink(root / memory_dir.relative_to("/"), LIMIT_FILES, boot_time, *words, running_limits.BEAT_S)
-    state = link.read_state()
-    return Facts(lack, state if isinstance(state, str) else state.dmem)
 
 
 # --- The running agent ------------------------------------------------------------------------------------------------

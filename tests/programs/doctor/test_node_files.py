@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_device_plugin.features.limits.contract import LIMIT_FILES, LimitsState
+from gpu_device_plugin.features.limits.node import dmem_facts
 from gpu_device_plugin.features.limits.rules import running_limits
 from gpu_device_plugin.features.limits.rules.dmem_limits import NOT_THERE as NO_LIMIT_HELPER
 from gpu_device_plugin.features.limits.rules.enforcement import NO_DIRECTORY, Facts
@@ -19,7 +20,6 @@ from gpu_device_plugin.programs.doctor.doctor_program import checkpoint_read, wi
 from gpu_device_plugin.programs.doctor.node_reading import (
     cdi_devices,
     cgroup,
-    dmem_facts,
     mps_state,
     obeys_images,
     runtimes,
