@@ -20,8 +20,8 @@ class KernelFiles:
         """Read below `root`, where /sys, /proc and /dev are those of the node."""
         self.root = root
 
-    def content(self, path: str) -> bytes:
-        """Return the content of a file.
+    def content(self, path: str, most: int = _LARGEST) -> bytes:
+        """Return the content of a file, its first `most` bytes.
 
         Raises:
             OSError: it cannot be read.
@@ -29,7 +29,7 @@ class KernelFiles:
         opened = os.open(f"{self.root}{path}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             parts = []
-            left = _LARGEST
+            left = most
             while left and (part := os.read(opened, left)):
                 parts.append(part)
                 left -= len(part)
