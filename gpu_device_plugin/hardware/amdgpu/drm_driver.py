@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.amdgpu import discovery, health
 from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
 from gpu_device_plugin.hardware.amdgpu.processes import Processes
@@ -12,6 +13,9 @@ from gpu_device_plugin.hardware.amdgpu.telemetry import TelemetryReader
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
     from gpu_device_plugin.hardware.driver import Record
+
+
+_LONGEST_VERSION = 64
 
 
 class Drm:
@@ -38,9 +42,9 @@ class Drm:
         lacks = [*self._processes.troubles(found.gpus), *([] if self._events else [health.NO_EVENTS])]
         return {
             "gpus": [gpu.record for gpu in found.gpus],
-            "links": [],
-            "driver_version": None,
-            "cgroup": None,
+            "links": found.links,
+            "driver_version": self._version(),
+            "cgroup": driver.cgroup_version(self._files.root),
             "left_out": len(found.unread),
             "troubles": [*found.unread, *found.troubles, *(lacks if found.gpus else [])],
         }
@@ -91,3 +95,9 @@ class Drm:
             if "error" not in reading:
                 reading |= {"processes": counts.get(gpu.uuid), "used_mib": self._processes.used_mib(gpu)}
         return readings
+
+    def _version(self) -> str | None:
+        """Return the version of a driver that was installed by itself; else the kernel's, of which it is a part."""
+        own = self._files.text(f"/sys/module/{self._drivers[0]}/version")
+        version = own or self._files.text("/proc/sys/kernel/osrelease")
+        return version[:_LONGEST_VERSION] or None

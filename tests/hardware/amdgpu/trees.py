@@ -62,8 +62,8 @@ def mi300x(root: Path, gpus: int = 1, partitions: int = 1) -> list[str]:
                 hive_id=0x1234,
             )
             if p:
-                at = f"/sys/devices/platform/amdgpu_xcp_{7 * n + p - 1}/drm"
-                write(root, {f"{at}/card{1 + 8 * n + p}/dev": "226:1", f"{at}/renderD{128 + 8 * n + p}/dev": "226:1"})
+                at = f"devices/platform/amdgpu_xcp_{7 * n + p - 1}"
+                drm_nodes(root, at, card=1 + 8 * n + p, render=128 + 8 * n + p)
     return pcis
 
 
@@ -91,7 +91,17 @@ def rx7900xtx(root: Path, gpus: int = 1) -> list[str]:
         write(root, {f"/sys/bus/pci/devices/{pci}/{name}": value for name, value in attributes.items()})
         region(root, f"drm/{pci}/vram", 24560 << 20)
         unique_id = 0x8D10AC5E00000000 + n
-        kfd_gpu(root, pci, render=200 + n, gpu_id=500 + n, size=24560 << 20, gfx=110000, units=96, unique_id=unique_id)
+        kfd_gpu(
+            root,
+            pci,
+            render=200 + n,
+            gpu_id=500 + n,
+            size=24560 << 20,
+            gfx=110000,
+            units=96,
+            simd_per_cu=2,
+            unique_id=unique_id,
+        )
     return pcis
 
 
@@ -109,20 +119,30 @@ def b580(root: Path, gpus: int = 1) -> list[str]:
 
 def pci_device(root: Path, pci: str, driver: str, *, card: int, render: int, above: str, numa_node: int) -> None:
     """Add a PCI device below a bridge, with its driver and its device nodes."""
-    device = f"/sys/devices/{above}/{pci}"
+    at = f"devices/{above}/{pci}"
     write(
         root,
         {
-            f"{device}/numa_node": numa_node,
-            f"{device}/drm/card{card}/dev": f"226:{card}",
-            f"{device}/drm/renderD{render}/dev": f"226:{render}",
-            f"{device}/driver@": f"/sys/bus/pci/drivers/{driver}",
-            f"/sys/bus/pci/devices/{pci}@": f"../../../devices/{above}/{pci}",
-            f"/sys/bus/pci/drivers/{driver}/{pci}@": f"../../../../devices/{above}/{pci}",
-            f"/sys/class/drm/card{card}@": f"../../devices/{above}/{pci}/drm/card{card}",
-            f"/sys/class/drm/renderD{render}@": f"../../devices/{above}/{pci}/drm/renderD{render}",
+            f"/sys/{at}/numa_node": numa_node,
+            f"/sys/{at}/driver@": f"/sys/bus/pci/drivers/{driver}",
+            f"/sys/bus/pci/devices/{pci}@": f"../../../{at}",
+            f"/sys/bus/pci/drivers/{driver}/{pci}@": f"../../../../{at}",
         },
     )
+    drm_nodes(root, at, card=card, render=render)
+
+
+def drm_nodes(root: Path, at: str, *, card: int, render: int) -> None:
+    """Add the two device nodes of the device in this folder below /sys."""
+    for name, number in ((f"card{card}", card), (f"renderD{render}", render)):
+        write(
+            root,
+            {
+                f"/sys/{at}/drm/{name}/dev": f"226:{number}",
+                f"/sys/{at}/drm/{name}/device@": "../..",
+                f"/sys/class/drm/{name}@": f"../../{at}/drm/{name}",
+            },
+        )
 
 
 def kfd_gpu(
@@ -136,6 +156,7 @@ def kfd_gpu(
     units: int,
     unique_id: int = 0,
     hive_id: int = 0,
+    simd_per_cu: int = 4,
     function: int = 0,
 ) -> int:
     """Add a GPU to KFD's topology, after a node of the CPUs; return the number of its node."""
@@ -146,8 +167,8 @@ def kfd_gpu(
     domain, bus, device = pci.removesuffix(".0").split(":")
     properties = {
         "cpu_cores_count": 0,
-        "simd_count": 4 * units,
-        "simd_per_cu": 4,
+        "simd_count": simd_per_cu * units,
+        "simd_per_cu": simd_per_cu,
         "mem_banks_count": 1,
         "gfx_target_version": gfx,
         "drm_render_minor": render,
@@ -172,5 +193,6 @@ def region(root: Path, name: str, size: int) -> None:
     """Add a region to those of the cgroup controller dmem."""
     place = root / "sys/fs/cgroup/dmem.capacity"
     place.parent.mkdir(parents=True, exist_ok=True)
+    (place.parent / "cgroup.controllers").write_text("cpuset cpu io memory hugetlb pids dmem\n", encoding="utf-8")
     with place.open("a", encoding="utf-8") as file:
         file.write(f"{name} {size}\n")
