@@ -125,11 +125,12 @@ class Health:
         if suspended(files, board):
             return asked
         try:
-            if files.content(f"{folder}/config", 2) == b"\xff\xff":
-                return _lost("cannot reach it: the bus answers with ones only")
-            problem = next((n for name in _TELLS_RESET if (n := files.problem(f"{folder}/{name}")) != errno.ENOENT), 0)
-        except OSError as error:
-            problem = error.errno or 0
+            silent = files.content(f"{folder}/config", 2) == b"\xff\xff"
+        except OSError:
+            silent = False
+        if silent:
+            return _lost("cannot reach it: the bus answers with ones only")
+        problem = next((n for name in _TELLS_RESET if (n := files.problem(f"{folder}/{name}")) != errno.ENOENT), 0)
         if problem == errno.ENODEV:
             return _lost("has it no more")
         if problem == errno.EPERM:

@@ -24,7 +24,7 @@ NOT_SEEN = (
     "processes that use GPUs of the driver {driver} {but} are not seen, because this container lacks the capability "
     "SYS_PTRACE"
 )
-KFD_PROCESSES = "/sys/class/kfd/kfd/proc"
+_KFD_PROCESSES = "/sys/class/kfd/kfd/proc"
 _MIB = 1 << 20
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": _MIB, "GiB": 1 << 30}
 # Kinds of amounts in the order in which they are believed; which there are depends on driver and kernel.
@@ -34,6 +34,7 @@ _CYCLES = "rcs", "ccs"
 _DIGITS = "0123456789"
 _NODES = "renderD", "card"
 _SYS_PTRACE = 1 << 19
+_INITIAL = "pid:[4026531836]"  # PROC_PID_INIT_INO in include/linux/proc_ns.h
 _MOST_OWN = 1 << 30
 """The most bytes that a driver keeps for itself: more is a process that was not seen."""
 _SURE_AFTER, _SELDOM = 4, 8
@@ -43,15 +44,17 @@ _SURE_AFTER, _SELDOM = 4, 8
 class Processes:
     """Reads the processes on GPUs. A process that KFD and fdinfo tell of counts once, with the larger amount.
 
-    KFD tells the memory that ROCm's processes allocated, by partition and to everybody; its PIDs are those of the
-    node's own namespace. The fdinfo of DRM tells of all processes, to readers with CAP_SYS_PTRACE.
+    KFD tells the memory that ROCm's processes allocated, by partition and to everybody, but always with the PIDs of the
+    initial namespace: in another one they would name others. The fdinfo of DRM tells of all processes, to readers with
+    CAP_SYS_PTRACE.
     """
 
     def __init__(self, files: KernelFiles) -> None:
         self._files = files
         status = dict(line.split(":\t", 1) for line in files.text("/proc/self/status").splitlines() if ":\t" in line)
-        self.sees_all = bool(int(status.get("CapEff", "0"), 16) & _SYS_PTRACE)
+        self.sees_all = bool(int(status.get("CapEff", f"{_SYS_PTRACE:x}"), 16) & _SYS_PTRACE)
         """Whether the fdinfo of other processes may be read."""
+        self._initial = files.target("/proc/self/ns/pid") == _INITIAL
         self._without: dict[str, int] = {}
         """In how many readings in a row each process, by PID, had no GPU open."""
         self._round = 0
@@ -81,12 +84,12 @@ class Processes:
 
     def read(self, gpus: Sequence[ListedGpu], *, utilisation: bool) -> list[Record]:
         """Return the use of each GPU, see `Driver.use`."""
-        of_kfd = self._of_kfd(gpus)
+        of_kfd = self._of_kfd(gpus) if self._initial else {}
         of_drm, percents = self._of_drm(gpus) if self.sees_all else ({}, {})
         records = []
         for gpu in gpus:
             known, drawn = of_kfd.get(gpu.uuid), of_drm.get(gpu.uuid, {})
-            if self.sees_all and not known and not drawn:
+            if self.sees_all and self._initial and not known and not drawn:
                 self._learn_own(gpu)
             told = None
             if known is not None or self.sees_all:
@@ -110,20 +113,20 @@ class Processes:
 
     def _of_kfd(self, gpus: Iterable[ListedGpu]) -> Mapping[str, Mapping[int, int]]:
         """Return the bytes of each process on each GPU that KFD knows, by the GPU's UUID and by PID."""
-        found: dict[str, dict[int, int]] = {gpu.uuid: {} for gpu in gpus if gpu.gpu_id is not None}
-        pids = [name for name in self._files.names(KFD_PROCESSES) if name.isdecimal()] if found else ()
-        for pid in pids:
-            for gpu in gpus:
-                if gpu.gpu_id is not None and (
-                    # Every ROCm process has a file for each GPU that it may open.
-                    used := self._files.number(f"{KFD_PROCESSES}/{pid}/vram_{gpu.gpu_id}")
-                ):
-                    found[gpu.uuid][int(pid)] = used
+        if "proc" not in self._files.names("/sys/class/kfd/kfd"):
+            return {}
+        numbers = {gpu.uuid: gpu.gpu_id for gpu in gpus if gpu.gpu_id is not None}
+        found: dict[str, dict[int, int]] = {uuid: {} for uuid in numbers}
+        for pid in filter(str.isdecimal, self._files.names(_KFD_PROCESSES)):
+            for uuid, number_ in numbers.items():
+                # A process has a file for each GPU that it may open.
+                if used := self._files.number(f"{_KFD_PROCESSES}/{pid}/vram_{number_}"):
+                    found[uuid][int(pid)] = used
         return found
 
     def _occupied(self, gpu: ListedGpu, pid: int) -> int | None:
         """Return how much of a GPU's compute units a process occupies now, in percent; None: not told."""
-        of_gpu = f"{KFD_PROCESSES}/{pid}/stats_{gpu.gpu_id}"
+        of_gpu = f"{_KFD_PROCESSES}/{pid}/stats_{gpu.gpu_id}"
         occupied, units = self._files.number(f"{of_gpu}/cu_occupancy"), gpu.record["compute_units"]
         return None if occupied is None or not units else min(PERCENT, max(0, occupied) * PERCENT // units)
 
