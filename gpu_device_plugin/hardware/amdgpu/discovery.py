@@ -10,7 +10,7 @@ from gpu_device_plugin.hardware.driver import HardwareError
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
     from gpu_device_plugin.hardware.amdgpu.topology import Node
@@ -28,8 +28,8 @@ _MAKERS = {AMDGPU: "AMD", "xe": "Intel"}
 _LONGEST_NAME = 64
 _LONGEST_MODE = 8
 _ALL_ONES = (1 << 64) - 1
-_WHOLE = ("", "SPX")
-"""The modes of a GPU that is not divided; the first is of one that cannot be."""
+_DIVIDED = ("DPX", "TPX", "QPX", "CPX")
+"""The modes of a board that is divided into partitions. Others are SPX, and none where it cannot be divided."""
 _APU_METRICS = (b"\2", b"\3")
 _FIRST_GPU, _FORMER_APUS, _MI300A = 0x2000, 0x98, 0x74A0
 
@@ -108,14 +108,16 @@ def find(files: KernelFiles, drivers: list[str]) -> Found:
     unread, troubles = list[str](), list[str]()
     for board in boards:
         try:
-            gpus += _listed(files, board, by_board.get(board.pci, {}), forbidden)
+            listed, lacks = _listed(files, board, by_board.get(board.pci, {}), forbidden)
+            gpus += listed
+            unread += lacks
         except _LeftOutError as why:
             (troubles if why.for_good else unread).append(f"the GPU at {board.pci} is left out, {why}")
     troubles += _tell_apart(gpus)
     if forbidden:
         sentence = (
-            f"KFD's topology has {forbidden} nodes that this container's device cgroup forbids: run it privileged to "
-            "see partitions, compute units and the processes of ROCm"
+            f"this container's device cgroup forbids {forbidden} of KFD's nodes: run it privileged, to see partitions, "
+            "compute units and the processes of ROCm"
         )
         (unread if any(gpu.partition for gpu in gpus) else troubles).append(sentence)
     if len(gpus) > MOST_GPUS:
@@ -150,50 +152,48 @@ def _boards(files: KernelFiles, drivers: list[str]) -> list[Board]:
         )
     known = regions(files)
     boards = [Board(pci, driver, known.get(pci, {})) for driver in drivers for pci in bound(files, driver)]
-    return sorted(boards, key=lambda board: (len(board.pci), board.pci))[:MOST_GPUS]
+    return sorted(boards, key=lambda board: (len(board.pci), board.pci))
 
 
-def _listed(files: KernelFiles, board: Board, nodes: Mapping[int, Node], forbidden: int) -> list[ListedGpu]:
-    """Return the GPUs of a board, of which KFD has these nodes, by the numbers of the partitions.
+def _listed(
+    files: KernelFiles, board: Board, nodes: Mapping[int, Node], forbidden: int
+) -> tuple[list[ListedGpu], list[str]]:
+    """Return the GPUs of a board, and a sentence on each that cannot be listed.
+
+    KFD has these nodes of it, by the numbers of the partitions.
 
     Raises:
         _LeftOutError: there are none.
     """
     product = _product(files, board)
     if _is_apu(files, board):
-        raise _LeftOutError(f"it is an APU ({product}): its GPU uses the memory of the machine", for_good=True)
+        raise _LeftOutError(f"it is part of an APU ({product}) and uses the memory of the machine", for_good=True)
     identity = _identity(files, board)
     mode = files.text(f"{board.folder}/current_compute_partition").upper()[:_LONGEST_MODE]
     numa = files.number(f"{board.folder}/numa_node")
     hive = files.number(f"{board.folder}/xgmi_hive_info/xgmi_hive_id") or 0
-    divided = len(nodes) > 1 or mode not in _WHOLE
+    divided = len(nodes) > 1 or mode in _DIVIDED
     if divided and (not nodes or mode == "SPX"):
         advice = "; run this container privileged" if forbidden else ""
-        raise _LeftOutError(f"KFD's topology does not show its partitions, {mode or 'in no mode'}{advice}")
-    own = files.names(f"{board.folder}/drm")
+        raise _LeftOutError(f"KFD's topology does not show its partitions (mode {mode}){advice}")
     whole_mib = _whole_mib(files, board, nodes)
-    gpus = []
+    gpus, lacks = [], []
     for partition, node in sorted(nodes.items()) if divided else [(0, nodes.get(0))]:
-        if divided and node is not None:
-            render, mib = node.render, _partition_mib(node, nodes, whole_mib)
-        else:
-            render, mib = next((name for name in own if name.startswith("renderD")), ""), whole_mib
-        if not render:
-            raise _LeftOutError("it has no render node")
-        if not 0 < mib <= driver.MOST_MIB:
-            raise _LeftOutError(f"its memory is {mib} MiB by what the kernel tells")
-        shown = files.names(f"/sys/class/drm/{render}/device/drm") if divided else own
-        control = ["/dev/kfd"] if node is not None or (forbidden and board.driver == AMDGPU) else []
+        place = f"/sys/class/drm/{node.render}/device" if divided and node is not None else board.folder
+        renders, cards = (_device_nodes(files, place, kind) for kind in ("renderD", "card"))
+        mib = _partition_mib(node, nodes, whole_mib) if divided and node is not None else whole_mib
+        if not renders or not 0 < mib <= driver.MOST_MIB:
+            which = f"partition {partition} of the GPU" if divided else "the GPU"
+            lack = f"the kernel says that it has {mib} MiB of memory" if renders else "it has no render node"
+            lacks.append(f"{which} at {board.pci} is left out, {lack}")
+            continue
+        control = ["kfd"] if node is not None or (forbidden and board.driver == AMDGPU) else []
         record = {
             "uuid": f"{identity}-p{partition}" if divided else identity,
             "product": product,
             "total_mib": mib,
             "reserved_mib": 0,
-            "device_paths": [
-                *control,
-                f"/dev/dri/{render}",
-                *(f"/dev/dri/{name}" for name in shown if name.startswith("card")),
-            ],
+            "device_paths": [f"/dev/{name}" for name in (*control, *renders, *cards)],
             "pci_bus_id": board.pci,
             "numa_node": numa if numa is not None and 0 <= numa < _MOST_NUMA_NODES else None,
             "mig": False,
@@ -204,9 +204,15 @@ def _listed(files: KernelFiles, board: Board, nodes: Mapping[int, Node], forbidd
             "compute_units": node and node.compute_units,
             "unified": False,
         }
-        gpu_id = None if node is None else node.gpu_id
+        render, gpu_id = renders[0].removeprefix("dri/"), None if node is None else node.gpu_id
         gpus.append(ListedGpu(board, record, render, gpu_id, partition=divided, hive=(node and node.hive) or hive))
-    return gpus
+    return gpus, lacks
+
+
+def _device_nodes(files: KernelFiles, place: str, kind: str) -> list[str]:
+    """Return the device node of a kind, below /dev, of the device in this folder; none if it has none."""
+    names = (name for name in files.names(f"{place}/drm") if name.startswith(kind))
+    return [f"dri/{name}" for name in names if name.removeprefix(kind).isdecimal()][:1]
 
 
 def _whole_mib(files: KernelFiles, board: Board, nodes: Mapping[int, Node]) -> int:
@@ -270,18 +276,17 @@ def _identity(files: KernelFiles, board: Board) -> str:
     return f"GPU-{unique_id:016X}" if unique_id else f"PCI-{board.pci}"
 
 
-def _tell_apart(gpus: list[ListedGpu]) -> Iterator[str]:
-    """Name GPUs of boards with one unique ID by their addresses, and yield a sentence on each such board."""
+def _tell_apart(gpus: list[ListedGpu]) -> list[str]:
+    """Name GPUs of boards with one unique ID by their addresses, and return a sentence on each such board."""
     boards: dict[str, set[str]] = {}
     for gpu in gpus:
         boards.setdefault(gpu.uuid, set()).add(gpu.board.pci)
+    alike = {pci for found in boards.values() if len(found) > 1 for pci in found}
     for gpu in gpus:
-        if len(boards[gpu.uuid]) > 1:
-            yield f"the GPU at {gpu.board.pci} has the unique_id of another one, so its address becomes its UUID"
-    for gpu in gpus:
-        if len(boards[gpu.uuid]) > 1:
+        if gpu.board.pci in alike:
             _, dash, partition = gpu.uuid.partition("-p")
             gpu.record["uuid"] = f"PCI-{gpu.board.pci}{dash}{partition}"
+    return [f"the GPU at {pci} has the unique_id of another one, so its UUID is its address" for pci in sorted(alike)]
 
 
 def _product(files: KernelFiles, board: Board) -> str:

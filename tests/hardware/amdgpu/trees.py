@@ -32,7 +32,7 @@ def mi300x(root: Path, gpus: int = 1, partitions: int = 1) -> list[str]:
     for n, pci in enumerate(pcis):
         above = f"pci0000:{int(MI300X[n], 16) - 4:02x}/0000:{int(MI300X[n], 16) - 4:02x}:01.1"
         pci_device(root, pci, "amdgpu", card=1 + 8 * n, render=128 + 8 * n, above=above, numa_node=n // 4)
-        attributes = {
+        attributes: dict[str, str | int] = {
             "class": "0x120000",
             "vendor": "0x1002",
             "device": "0x74a1",
@@ -77,7 +77,7 @@ def rx7900xtx(root: Path, gpus: int = 1) -> list[str]:
         bus = 3 + 3 * n
         above = f"pci0000:00/0000:00:01.{1 + n}/0000:{bus - 2:02x}:00.0/0000:{bus - 1:02x}:00.0"
         pci_device(root, pci, "amdgpu", card=100 + n, render=200 + n, above=above, numa_node=-1)
-        attributes = {
+        attributes: dict[str, str | int] = {
             "class": "0x030000",
             "vendor": "0x1002",
             "device": "0x744c",
