@@ -37,7 +37,7 @@ _SYS_PTRACE = 1 << 19
 _INITIAL = "pid:[4026531836]"  # PROC_PID_INIT_INO in include/linux/proc_ns.h
 _MOST_OWN = 1 << 30
 """The most bytes that a driver keeps for itself: more is a process that was not seen."""
-_SURE_AFTER, _SELDOM = 4, 8
+_SURE_AFTER, _SELDOM = 2, 8
 """A process without a GPU in that many readings is looked at in every eighth only: most never open one."""
 
 

@@ -170,6 +170,17 @@ def test_a_gpu_with_a_recovery_action_is_not_offered(action: int, what: str) -> 
     assert after(GOOD, GOOD, GOOD, health=health).healthy
 
 
+def test_a_recovery_that_only_an_event_asked_for_ends_when_the_gpu_was_lost_and_is_back() -> None:
+    """A driver that has no file for it tells it once; the GPU is lost while its driver is bound anew."""
+    silent = replace(GOOD, recovery_action=None)
+    asked = after(replace(GOOD, recovery_action=1), *[silent] * 9)
+    assert causes(asked) == [Cause.RECOVERY_ACTION]
+    assert not after(LOST, silent, silent, health=asked).healthy
+    assert after(LOST, silent, silent, silent, health=asked).healthy
+    assert causes(after(LOST, *[replace(GOOD, recovery_action=1)] * 3, health=asked)) == [Cause.RECOVERY_ACTION]
+    assert not after(UNREADABLE, *[silent] * 9, health=asked).healthy
+
+
 def test_an_imex_domain_in_trouble_is_advice() -> None:
     health = after(replace(GOOD, recovery_action=5))
     assert (health.healthy, health.notes) == (True, ("recover the IMEX domain",))
