@@ -32,16 +32,17 @@ class Drm:
         self._telemetry = TelemetryReader(self._files)
         self._processes = Processes(self._files)
         self._events: health.Uevents | None = None
-        self._listen = (lambda: None) if root else health.listening  # events are of this machine's own devices
+        self._listen = None if root else health.listening
+        """None: the devices are not this machine's, and have no events."""
 
     def inventory(self) -> Record:
         """List the GPUs; see `Driver.inventory`."""
         found = discovery.find(self._files, self._drivers)
         self._gpus = found.gpus
         self._boards = {gpu.board.pci: gpu.board for gpu in found.gpus}
-        self._events = self._listen()
+        self._events = self._listen and self._listen()
         lacks = self._processes.troubles(found.gpus)
-        if self._events is None and not self._files.root:
+        if self._events is None and self._listen is not None:
             lacks.append(health.NO_EVENTS)
         return {
             "gpus": [gpu.record for gpu in found.gpus],
@@ -76,13 +77,13 @@ class Drm:
         """Wait for events; see `Driver.wait_events`."""
         if self._events is None:
             time.sleep(timeout_s)
-            self._events = self._listen()  # it may work later
+            self._events = self._listen and self._listen()  # it may work later
             return []
         try:
             heard = self._events.wait(timeout_s, self._boards)
         except OSError:  # some were lost
             time.sleep(min(health.PAUSE_S, timeout_s))
-            self._events = self._listen()
+            self._events = self._listen and self._listen()
             return self.probe()
         if heard is None:
             return []

@@ -193,6 +193,10 @@ class Uevents:
                 return board, event
         return None
 
+    def close(self) -> None:
+        """Listen no more."""
+        self._socket.close()
+
 
 def listening() -> Uevents | None:
     """Return the kernel's events from now on; None: they cannot be heard here."""

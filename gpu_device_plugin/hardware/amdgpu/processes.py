@@ -118,9 +118,9 @@ class Processes:
         numbers = {gpu.uuid: gpu.gpu_id for gpu in gpus if gpu.gpu_id is not None}
         found: dict[str, dict[int, int]] = {uuid: {} for uuid in numbers}
         for pid in filter(str.isdecimal, self._files.names(_KFD_PROCESSES)):
-            for uuid, number_ in numbers.items():
+            for uuid, gpu_id in numbers.items():
                 # A process has a file for each GPU that it may open.
-                if used := self._files.number(f"{_KFD_PROCESSES}/{pid}/vram_{number_}"):
+                if (used := self._files.number(f"{_KFD_PROCESSES}/{pid}/vram_{gpu_id}") or 0) > 0:
                     found[uuid][int(pid)] = used
         return found
 

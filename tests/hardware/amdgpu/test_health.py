@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.hardware.amdgpu.discovery import Board
 from gpu_device_plugin.hardware.amdgpu.drm_driver import Drm
-from gpu_device_plugin.hardware.amdgpu.health import Health, Uevents, concerned, parse
+from gpu_device_plugin.hardware.amdgpu.health import NO_EVENTS, Health, Uevents, concerned, listening, parse
 from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
 from tests.hardware.amdgpu.trees import b580, mi300x, write
 
@@ -76,7 +76,7 @@ def test_counts_that_cannot_be_read_are_not_zero(tmp_path: Path) -> None:
         ("no page at all", False, False),
     ],
 )
-def test_bad_pages_are_retired_wait_or_stay(tmp_path: Path, lines: str, pending: bool, failed: bool) -> None:
+def test_bad_pages_are_retired_wait_or_stay(tmp_path: Path, lines: str, *, pending: bool, failed: bool) -> None:
     found = reading(tmp_path, {"ras/gpu_vram_bad_pages": lines})
     assert (found["remap_pending"], found["remap_failed"]) == (pending, failed)
 
@@ -101,7 +101,7 @@ def test_a_gpu_without_its_driver_is_lost(tmp_path: Path) -> None:
     ("number", "lost"),
     [(1, False), (19, True)],  # EPERM: during a reset; ENODEV
 )
-def test_a_reset_is_no_loss(tmp_path: Path, number: int, lost: bool) -> None:
+def test_a_reset_is_no_loss(tmp_path: Path, number: int, *, lost: bool) -> None:
     mi300x(tmp_path)
     gpus = opened(tmp_path)._gpus
 
@@ -203,7 +203,7 @@ def test_no_message_fails(anything: bytes) -> None:
         (message("change", "/devices/pci0000:08/0000:0d:00.0/drm/card2", WEDGED="none"), False),
     ],
 )
-def test_only_events_that_tell_something_of_our_boards_are_heard(event: bytes, heard: bool) -> None:
+def test_only_events_that_tell_something_of_our_boards_are_heard(event: bytes, *, heard: bool) -> None:
     assert (concerned(parse(event), OURS) is not None) is heard
 
 
@@ -276,6 +276,24 @@ def test_a_message_of_another_process_is_not_heard() -> None:
 def test_a_message_of_the_kernel_is_heard() -> None:
     events = Uevents(Scripted((message("change", "/devices/x"), 0), (WEDGED, 0)))  # type: ignore[arg-type]
     assert events.wait(10, OURS) == (OURS[PCI], parse(WEDGED))
+
+
+def test_a_machine_whose_events_cannot_be_heard_says_so_and_may_hear_them_later(tmp_path: Path) -> None:
+    mi300x(tmp_path)
+    drm = Drm(["amdgpu"], str(tmp_path))
+    drm._listen = lambda: None
+    assert drm.inventory()["troubles"] == [NO_EVENTS]
+    later = Uevents(Scripted(TimeoutError()))  # type: ignore[arg-type]
+    drm._listen = lambda: later
+    assert drm.wait_events(0.001) == []
+    assert drm._events is later
+    assert drm.wait_events(10) == []
+
+
+def test_the_kernel_lets_us_listen_or_not() -> None:
+    """A sandbox may have no netlink."""
+    if (events := listening()) is not None:
+        events.close()
 
 
 def test_after_lost_events_every_gpu_is_read(tmp_path: Path) -> None:
