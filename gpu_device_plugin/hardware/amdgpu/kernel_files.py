@@ -22,8 +22,16 @@ class KernelFiles:
         """Read below `root`, where /sys, /proc and /dev are those of the node."""
         self.root = root
 
-    def content(self, path: str, most: int = _LARGEST) -> bytes:
-        """Return the content of a file, its first `most` bytes.
+    def content(self, path: str) -> bytes:
+        """Return the content of a file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return self.start(path, _LARGEST)
+
+    def start(self, path: str, most: int) -> bytes:
+        """Return the first bytes of a file.
 
         Raises:
             OSError: it cannot be read.
