@@ -20,10 +20,13 @@ NO_EVENTS = (
     "the kernel's events cannot be heard here, so failures of GPUs are found only by reading every GPU in turn, "
     "and a recovery that a driver asks for is not seen"
 )
-_RESET, _BUS_RESET, _NO_ACTION = 1, 6, 0  # node.rules.gpu_health: a reset of the GPU, of its bus; nothing
-_RECOVERED = "none"
+# The recoveries that node.rules.gpu_health explains, by the kernel's names. All but "none" mean that the GPU does
+# nothing until then; "unknown" leaves the method to us.
+_RECOVERIES = {"none": 0, "rebind": 1, "bus-reset": 6, "vendor-specific": -1}
+_RESET = 1
+_ASLEEP = {"suspended", "suspending", "resuming"}
 _BLOCK, _LINKS = "_err_count", "xgmi_wafl"
-# Both answer EPERM during a reset. The first is in the driver's memory, but not of every chip.
+# Both answer EPERM during a reset. Not every chip has the first, which needs no question to the hardware.
 _TELLS_RESET = "unique_id", "gpu_busy_percent"
 _KOBJECT_UEVENT, _KERNELS_GROUP = 15, 1  # of netlink; group 2 is udev's
 _MOST_BYTES = 1 << 13
@@ -33,8 +36,8 @@ PAUSE_S = 1.0
 
 
 def suspended(files: KernelFiles, board: Board) -> bool:
-    """Return whether the kernel has put a board to sleep: most reading would wake it."""
-    return files.text(f"{board.folder}/power/runtime_status") == "suspended"
+    """Return whether the kernel has put a board to sleep: to read more would wake it, or answers EPERM."""
+    return files.text(f"{board.folder}/power/runtime_status") in _ASLEEP
 
 
 def error_counts(files: KernelFiles, board: Board) -> Mapping[str, Mapping[str, int]] | None:
@@ -111,9 +114,8 @@ class Health:
     def take(self, board: Board, event: Mapping[str, str]) -> list[Record]:
         """Record an event of a board, and return what it says of it beyond a new reading, without the UUIDs."""
         if wedged := event.get("WEDGED"):
-            # In the order of their side effects; all but "none" say that the GPU does nothing until then.
-            first = wedged.split(",")[0]
-            self._actions[board.pci] = {_RECOVERED: _NO_ACTION, "bus-reset": _BUS_RESET}.get(first, _RESET)
+            mildest = wedged.split(",")[0]
+            self._actions[board.pci] = _RECOVERIES.get(mildest, _RESET)
         elif event["ACTION"] in {"unbind", "remove"}:
             self._actions.pop(board.pci, None)
             return [_lost("was taken from it")]  # even if it is back already

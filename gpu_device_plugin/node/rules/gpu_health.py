@@ -22,6 +22,8 @@ _WANTED: Mapping[int, str] = {
     4: "the GPU to be drained and reset",
     6: "a reset of the GPU's bus",
     7: "a reboot of the whole system",
+    # Not NVML's, whose numbers are not below 0: the kernel's WEDGED=vendor-specific, such as a flash of firmware.
+    -1: "the recovery that its vendor describes",
 }
 
 

@@ -224,7 +224,7 @@ class Heard:
 
 @pytest.mark.parametrize(
     ("method", "action"),
-    [("rebind", 1), ("bus-reset", 6), ("rebind,bus-reset", 1), ("vendor-specific", 1), ("unknown", 1), ("none", 0)],
+    [("rebind", 1), ("bus-reset", 6), ("rebind,bus-reset", 1), ("vendor-specific", -1), ("unknown", 1), ("none", 0)],
 )
 def test_a_wedged_gpu_asks_for_a_recovery(tmp_path: Path, method: str, action: int) -> None:
     heard = Heard(tmp_path, gpus=2)

@@ -162,6 +162,7 @@ def test_b15_uncorrectable_errors_are_noted_and_judged_by_their_xids() -> None:
         (2, "the driver asks for a reboot of the node"),
         (4, "the driver asks for the GPU to be drained and reset"),
         (42, "the driver asks for recovery action 42"),
+        (-1, "the driver asks for the recovery that its vendor describes"),
     ],
 )
 def test_a_gpu_with_a_recovery_action_is_not_offered(action: int, what: str) -> None:
