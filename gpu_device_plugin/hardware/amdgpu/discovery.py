@@ -77,10 +77,9 @@ class ListedGpu:
 class Found:
     """What one look at the kernel's files found."""
 
-    def __init__(self, gpus: list[ListedGpu], links: list[Record], unread: list[str], troubles: list[str]) -> None:
-        """Take the GPUs, their links, a sentence on each GPU that could not be read, and on each left out for good."""
+    def __init__(self, gpus: list[ListedGpu], unread: list[str], troubles: list[str]) -> None:
+        """Take the GPUs, a sentence on each that could not be read, and one on each that is left out for good."""
         self.gpus = gpus
-        self.links = links
         self.unread = unread
         self.troubles = troubles
 
@@ -125,7 +124,7 @@ def find(files: KernelFiles, drivers: list[str]) -> Found:
     gpus = gpus[:MOST_GPUS]
     for index, gpu in enumerate(gpus):
         gpu.record["index"] = index
-    return Found(gpus, [*topology.links(files, gpus)], unread, troubles)
+    return Found(gpus, unread, troubles)
 
 
 def regions(files: KernelFiles) -> Mapping[str, Mapping[str, int]]:

@@ -6,6 +6,7 @@ import time
 
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.amdgpu import discovery, health
+from gpu_device_plugin.hardware.amdgpu.gpu_links import links
 from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
 from gpu_device_plugin.hardware.amdgpu.processes import Processes
 from gpu_device_plugin.hardware.amdgpu.telemetry import TelemetryReader
@@ -46,7 +47,7 @@ class Drm:
             lacks.append(health.NO_EVENTS)
         return {
             "gpus": [gpu.record for gpu in found.gpus],
-            "links": found.links,
+            "links": [*links(self._files, found.gpus)],
             "driver_version": self._version(),
             "cgroup": driver.cgroup_version(self._files.root),
             "left_out": len(found.unread),

@@ -435,6 +435,17 @@ def test_pcie_bridges_tell_how_close_gpus_are(first: str, second: str, closeness
     assert (link["closeness"], link["nvlinks"]) == (closeness, 0)
 
 
+def test_without_bridges_nothing_is_known(tmp_path: Path) -> None:
+    trees.rx7900xtx(tmp_path, gpus=2)
+    link = tmp_path / RX.lstrip("/")
+    device = link.resolve()
+    link.unlink()
+    device.rename(link)
+    (link / "drm/renderD200/device").unlink()
+    (found,) = inventory(tmp_path)["links"]
+    assert (found["closeness"], found["nvlinks"]) == (Closeness.UNKNOWN, 0)
+
+
 def test_without_kfd_the_boards_tell_which_are_in_a_hive(tmp_path: Path) -> None:
     for pci in trees.mi300x(tmp_path, gpus=2):
         trees.write(tmp_path, {f"/sys/bus/pci/devices/{pci}/xgmi_hive_info/xgmi_hive_id": 0x1234})
