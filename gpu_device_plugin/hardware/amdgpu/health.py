@@ -25,7 +25,7 @@ NO_EVENTS = (
 _RECOVERIES = {"none": 0, "rebind": 1, "bus-reset": 6, "vendor-specific": -1}
 _RESET = 1
 _ASLEEP = {"suspended", "suspending", "resuming"}
-_BLOCK, _LINKS = "_err_count", "xgmi_wafl"
+_BLOCK = "_err_count"
 # Both answer EPERM during a reset. Not every chip has the first, which needs no question to the hardware.
 _TELLS_RESET = "unique_id", "gpu_busy_percent"
 _KOBJECT_UEVENT, _KERNELS_GROUP = 15, 1  # of netlink; group 2 is udev's
@@ -40,25 +40,19 @@ def suspended(files: KernelFiles, board: Board) -> bool:
     return files.text(f"{board.folder}/power/runtime_status") in _ASLEEP
 
 
-def error_counts(files: KernelFiles, board: Board) -> Mapping[str, Mapping[str, int]] | None:
-    """Return the errors (``ue:``, ``ce:``) of each block of a board with RAS; None: they cannot be read now."""
-    folder = f"{board.folder}/ras"
-    blocks = [name for name in files.names(folder) if name.endswith(_BLOCK)]
-    counts = {name.removesuffix(_BLOCK): files.pairs(f"{folder}/{name}") for name in blocks}
-    # During a reset a sentence is in place of the counts, which are not 0.
-    return counts if all("ue:" in each for each in counts.values()) else None
+class Errors:
+    """The errors that the blocks of a board with RAS have counted. None: it has none, or they cannot be read now."""
 
-
-def memory_errors(counts: Mapping[str, Mapping[str, int]] | None, kind: str) -> int | None:
-    """Return the errors of a kind in all blocks but the links between GPUs; None: they are not told."""
-    blocks = [each.get(kind, 0) for block, each in (counts or {}).items() if block != _LINKS]
-    return sum(blocks) if blocks else None
-
-
-def link_errors(counts: Mapping[str, Mapping[str, int]] | None) -> int | None:
-    """Return the errors of the links between GPUs. Not by ``xgmi_error``, which a read would clear."""
-    links = (counts or {}).get(_LINKS)
-    return None if links is None else links.get("ue:", 0) + links.get("ce:", 0)
+    def __init__(self, files: KernelFiles, board: Board) -> None:
+        """Read them. Not ``xgmi_error``: a read would clear it."""
+        folder = f"{board.folder}/ras"
+        blocks = {name: files.pairs(f"{folder}/{name}") for name in files.names(folder) if name.endswith(_BLOCK)}
+        if not all("ue:" in each for each in blocks.values()):
+            blocks = {}  # during a reset a sentence is in place of the counts, which are not 0
+        links = blocks.pop(f"xgmi_wafl{_BLOCK}", None)
+        self.of_links = None if links is None else links["ue:"] + links.get("ce:", 0)
+        self.uncorrected = sum(each["ue:"] for each in blocks.values()) if blocks else None
+        self.corrected = sum(each.get("ce:", 0) for each in blocks.values()) if blocks else None
 
 
 def bad_pages(files: KernelFiles, board: Board) -> Mapping[str, int] | None:
@@ -140,7 +134,7 @@ class Health:
         pages = bad_pages(files, board)
         return {
             **asked,
-            "ecc_uncorrected": memory_errors(error_counts(files, board), "ue:"),
+            "ecc_uncorrected": Errors(files, board).uncorrected,
             "remap_pending": None if pages is None else pages["P"] > 0,
             "remap_failed": None if pages is None else pages["F"] > 0,
         }
@@ -194,10 +188,6 @@ class Uevents:
             if (board := concerned(event, boards)) is not None:
                 return board, event
         return None
-
-    def close(self) -> None:
-        """Listen no more."""
-        self._socket.close()
 
 
 def listening() -> Uevents | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from gpu_device_plugin.hardware.amdgpu import health
+from gpu_device_plugin.hardware.amdgpu import health, pci_devices
 from gpu_device_plugin.hardware.amdgpu.kernel_files import number
 from gpu_device_plugin.hardware.driver import MOST_OF_CONDITION
 
@@ -85,6 +85,8 @@ class TelemetryReader:
         records = []
         for gpu in gpus:
             pci = gpu.board.pci
+            if pci not in boards and pci not in pci_devices.bound(self._files, gpu.board.driver):
+                continue  # it is lost
             hidden = () if not gpu.partition else (*_LOAD, *_ONCE) if pci in boards else _LOAD
             if pci not in boards:
                 boards[pci] = self._board(gpu.board, wanted)
@@ -146,11 +148,10 @@ class TelemetryReader:
         }
 
     def _errors(self, board: Board, groups: frozenset[str]) -> Record:
-        counts = health.error_counts(self._files, board)
-        record: Record = {"nvlink_errors": health.link_errors(counts)} if "nvlink" in groups else {}
+        errors = health.Errors(self._files, board)
+        record: Record = {"nvlink_errors": errors.of_links} if "nvlink" in groups else {}
         if "memory-errors" in groups:
-            record["ecc_corrected"] = health.memory_errors(counts, "ce:")
-            record["ecc_uncorrected"] = health.memory_errors(counts, "ue:")
+            record |= {"ecc_corrected": errors.corrected, "ecc_uncorrected": errors.uncorrected}
             if (pages := health.bad_pages(self._files, board)) is not None:
                 record |= {"retired_pages": pages["R"], "repair_pending": pages["P"] > 0}
                 record["repair_failed"] = pages["F"] > 0

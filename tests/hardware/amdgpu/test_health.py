@@ -293,7 +293,7 @@ def test_a_machine_whose_events_cannot_be_heard_says_so_and_may_hear_them_later(
 def test_the_kernel_lets_us_listen_or_not() -> None:
     """A sandbox may have no netlink."""
     if (events := listening()) is not None:
-        events.close()
+        events._socket.close()
 
 
 def test_after_lost_events_every_gpu_is_read(tmp_path: Path) -> None:

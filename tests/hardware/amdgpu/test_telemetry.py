@@ -189,6 +189,13 @@ def test_partitions_share_what_is_their_boards_and_only_the_first_tells_its_powe
     assert [each.get("sm_percent") for each in told] == [None] * 4
 
 
+def test_a_lost_gpu_is_left_out(tmp_path: Path) -> None:
+    (pci, _) = rx7900xtx(tmp_path, gpus=2)
+    drm = opened(tmp_path, pci, SENSORS)
+    (tmp_path / "sys/bus/pci/drivers/amdgpu" / pci).unlink()
+    assert drm.condition(["thermal"]) == [{"uuid": "GPU-8D10AC5E00000001"}]
+
+
 @pytest.mark.parametrize(
     ("bit", "told"),
     [(None, 0), (0, 4), (7, 4), (16, 8), (23, 8), (32, 0x20), (43, 0x20), (44, 0x40), (47, 0x40), (56, 0), (57, 0)],
