@@ -28,10 +28,18 @@ class KernelFiles:
         Raises:
             OSError: it cannot be read.
         """
+        return self.start(path, _LARGEST)
+
+    def start(self, path: str, most: int) -> bytes:
+        """Return the first bytes of a file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
         opened = os.open(f"{self.root}{path}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             parts = []
-            left = _LARGEST
+            left = most
             while left and (part := os.read(opened, left)):
                 parts.append(part)
                 left -= len(part)
