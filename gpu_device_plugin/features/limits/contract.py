@@ -25,7 +25,7 @@ LONGEST_WHY = 512
 
 _POD = r"\A(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})\Z"
 _CONTAINER = r"\A[0-9a-f]{64}\Z"
-_GPU = r"\A(?:GPU-|PCI-[0-9a-f]{4,8}:)[0-9A-Za-z:.-]{1,60}\Z"
+_GPU = r"\AGPU-[0-9A-Za-z-]{1,60}\Z"
 
 
 class LimitKey(NamedTuple):
