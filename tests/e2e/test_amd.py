@@ -169,9 +169,8 @@ def test_who_uses_a_gpu_is_seen_by_the_processes_on_it(cluster: Cluster) -> None
         return [] if use is None else [part.used_mib for part in use.parts]
 
     cluster.until(lambda: used() == [3072], "the node says who uses its GPUs", LONG_S)
-    shown = cluster.kubectl("inspect", "gpushare", "-d")
-    assert "Instinct MI300X" in shown
-    assert "uses" in shown
+    assert "default/uses/main" in cluster.kubectl("inspect", "gpushare", "-d")
+    assert "Instinct MI300X" in cluster.kubectl("inspect", "gpushare", "-o", "wide")
 
 
 def test_a_gpu_that_is_lost_is_taken_from_what_the_node_offers_until_it_is_back(cluster: Cluster) -> None:
