@@ -1,5 +1,6 @@
 """`make deploy` renders deploy/ with an image and an overlay, which changes what its cluster needs, and no more."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -462,6 +463,19 @@ def test_a_folder_of_your_own_adds_to_an_overlay(clone: Path) -> None:
     (settings,) = (each for each in made if (each["kind"], each["metadata"]["name"]) == ("ConfigMap", "gpushare-node"))
     assert parsed(settings["data"]["default.yaml"]) == [{"policy": "spread", "share_size": "256MiB"}]
     assert "RuntimeClass" in {each["kind"] for each in made}
+
+
+def test_the_mixed_overlay_follows_that_of_the_nvidia_nodes_in_a_folder_of_your_own(clone: Path) -> None:
+    folder = clone / "mine"
+    folder.mkdir()
+    components = [f"../deploy/overlays/{name}" for name in ("microk8s", "mixed")]
+    mine = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component", "components": components}
+    (folder / "kustomization.yaml").write_text(json.dumps(mine), encoding="utf-8")
+    made = by_name(parsed(manifests(clone, "./mine").read_text(encoding="utf-8")))
+    theirs = render("microk8s")[AGENT]
+    assert pod_of(made[AGENT])["volumes"] == pod_of(theirs)["volumes"]
+    assert _terms(made[AGENT])[1:] == _terms(theirs)
+    assert "affinity" not in pod_of(made[AMD_AGENT])
 
 
 @pytest.fixture(scope="module")

@@ -97,7 +97,7 @@ def device_name(uuid: str) -> str:
 
 
 def parse_device_name(name: str) -> str:
-    """Return the UUID of a device, as drivers write it; empty: it is none of ours, or one by which a GPU is looked at."""
+    """Return the UUID of a device, as drivers write it; empty: it is not ours, or one by which a GPU is looked at."""
     return _as_driver(name.removesuffix(_WHOLE_ENDING))
 
 

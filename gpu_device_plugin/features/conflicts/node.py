@@ -48,7 +48,7 @@ class ConflictingPlugins(NodeFeature):
                 settings.names,
                 {allocation.through for allocation in self._entries.value if allocation.gpus is not None},
                 # Until the GPUs are listed: a plugin of graphics that are not shared would be a false alarm.
-                {gpu.driver for gpu in self._hardware.view.value.inventory.gpus} or {NVIDIA},
+                drivers={gpu.driver for gpu in self._hardware.view.value.inventory.gpus} or {NVIDIA},
             )
             found = tuple(OtherPlugin(one.finding, f"{one}; {ALLOW}") for one in detections)
         if found:

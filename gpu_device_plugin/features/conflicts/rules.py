@@ -76,8 +76,8 @@ OTHERS = (
     Other("the AWS virtual GPU device plugin", _OFF, resources=("k8s.amazonaws.com/vgpu",)),
     Other(
         "AMD's device plugin, or one derived from it,",
-        "where AMD's GPU Operator deploys it, set devicePlugin.enableDevicePlugin: false in its DeviceConfig; else keep "
-        "its DaemonSet off the node",
+        "where AMD's GPU Operator deploys it, set devicePlugin.enableDevicePlugin: false in its DeviceConfig; else "
+        "keep its DaemonSet off the node",
         plugin_sockets=("amd.com_*",),
         resources=("amd.com/gpu", "amd.com/?px_nps?"),
         driver="amdgpu",
@@ -125,6 +125,7 @@ def sightings(
     allocatable: Mapping[str, int],
     ours: Container[str],
     given: Iterable[str] = (),
+    *,
     drivers: Collection[str] = (),
 ) -> tuple[Detection, ...]:
     """Return the other programs that hand out GPUs of a node.

@@ -45,7 +45,9 @@ def test_the_device_by_which_a_former_agent_gave_a_gpu_whole_leads_to_it_too() -
     assert (parse_device_name(name), is_former_name(name), is_former_name(device_name(UUID))) == (UUID, True, False)
 
 
-@pytest.mark.parametrize("name", ["gpu-0", "gpu-0-whole", "-whole", "", UUID, f"{UUID.lower()}-half", "gpu-1-2-3-4-5", "pci-0000:03:00.0"])
+@pytest.mark.parametrize(
+    "name", ["gpu-0", "gpu-0-whole", "-whole", "", UUID, f"{UUID.lower()}-half", "gpu-1-2-3-4-5", "pci-0000:03:00.0"]
+)
 def test_other_names_are_not_ours(name: str) -> None:
     assert parse_device_name(name) == ""
 
