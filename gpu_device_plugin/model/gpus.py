@@ -9,7 +9,6 @@ from enum import IntEnum
 NVIDIA = "nvidia"
 """The kernel driver whose GPUs NVIDIA's container toolkit gives to containers. Those of every other driver reach them
 by device nodes alone."""
-_MAKERS = ("NVIDIA", "AMD", "Intel")
 MOST_GPUS = 128
 """Most GPUs of one node, MIG instances included. The largest machines have 16, each of which has up to 7 instances."""
 MOST_SHARES = 1 << 20
@@ -41,8 +40,7 @@ class Closeness(IntEnum):
 
 def short_model(product: str) -> str:
     """Return the product name of a GPU as tables show it: without the maker, which is most often the same."""
-    maker, _, rest = product.partition(" ")
-    return rest if rest and maker in _MAKERS else product
+    return product.removeprefix("NVIDIA ").removeprefix("AMD ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def health(view: HardwareView) -> list[bool]:
     return [view.health_by_uuid[gpu.uuid].healthy for gpu in view.inventory.gpus]
 
 
-OF_BOTH = ["Tesla T4", "Tesla T4", "AMD Instinct MI300X", "Intel Arc B580"]
+OF_BOTH = ["Tesla T4", "Tesla T4", "AMD Instinct MI300X", "Intel GPU 8086:e20b"]
 
 
 # --- In the agent ----------------------------------------------------------------------------------------------------

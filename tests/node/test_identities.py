@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.features.limits.contract import LimitKey
 from gpu_device_plugin.model.contract.cordons import Cordon, read_cordons, write_cordons
 from gpu_device_plugin.model.contract.keys import CORDONS, NODE_USE
 from gpu_device_plugin.model.contract.node_use import read_node_use
@@ -125,16 +124,6 @@ def listed(there: Cluster) -> Any:
 def test_the_id_of_a_share_names_its_gpu(uuid: str) -> None:
     assert parse_id(share_id(uuid, 17)) == (uuid, 17)
     assert parse_id(uuid) == (uuid, None)
-
-
-@pytest.mark.parametrize("uuid", [NVIDIA, BOARD, ADDRESS])
-def test_a_limit_can_be_wanted_on_a_gpu_with_any_uuid(uuid: str) -> None:
-    assert LimitKey("5f2c0b1e-9d3a-4c55-8b6e-0123456789ab", "0" * 64, uuid).plausible
-
-
-@pytest.mark.parametrize("uuid", ["PCI-../../etc", "PCI-0000", "GPU-", "GPU-a/b", "PCI-0000:03:00.0\n", "MIG-1"])
-def test_no_limit_is_wanted_on_what_is_no_gpu(uuid: str) -> None:
-    assert not LimitKey("5f2c0b1e-9d3a-4c55-8b6e-0123456789ab", "0" * 64, uuid).plausible
 
 
 def test_tables_tell_gpus_apart_by_the_beginning_of_their_uuids() -> None:

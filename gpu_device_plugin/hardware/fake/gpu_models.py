@@ -57,8 +57,8 @@ MODELS: Mapping[str, tuple[str, int, int, int, str | None]] = {
     "RX7900XTX": ("AMD Radeon RX 7900 XTX", 24560, 0, 0, "gfx1100"),
     "W7900": ("AMD Radeon PRO W7900", 49136, 0, 0, "gfx1100"),
     "RX9070XT": ("AMD Radeon RX 9070 XT", 16304, 0, 0, "gfx1201"),
-    # The same of xe: what it can use of 12 GiB.
-    "B580": ("Intel Arc B580", 12216, 0, 0, None),
+    # The same of xe: what it can use of 12 GiB. The kernel has no name for it.
+    "B580": ("Intel GPU 8086:e20b", 12216, 0, 0, None),
 }
 OTHERS: Mapping[str, tuple[str, int | None, int, int]] = {
     "MI210": ("amdgpu", 104, 300, 1),

@@ -33,7 +33,7 @@ def test_the_models_have_what_the_kernel_tells_of_them() -> None:
     assert [tuple(gpu[key] for key in kept) for gpu in listed("fake:1xMI300X,1xRX7900XTX,1xB580")] == [
         ("AMD Instinct MI300X", 206141652992 >> 20, 0, "amdgpu", "gfx942", 304, []),
         ("AMD Radeon RX 7900 XTX", 25753026560 >> 20, 0, "amdgpu", "gfx1100", 96, []),
-        ("Intel Arc B580", 12216, 0, "xe", None, None, []),
+        ("Intel GPU 8086:e20b", 12216, 0, "xe", None, None, []),
     ]
 
 
