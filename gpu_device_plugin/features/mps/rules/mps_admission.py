@@ -11,7 +11,7 @@ from gpu_device_plugin.features.limits.rules.limit_grants import Part
 from gpu_device_plugin.features.mps.contract import STATE_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract import variables
-from gpu_device_plugin.model.gpus import Gpu
+from gpu_device_plugin.model.gpus import NVIDIA, Gpu
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.shares import parse_id
 from gpu_device_plugin.node.rules.admission import Refusal, RefusalCode
@@ -150,7 +150,7 @@ def wanted_on(gpus: Iterable[Gpu], chosen: Mapping[str, GpuEnforcement], want: W
     """
     if Enforcement.MPS not in want.enforcements:
         return frozenset()
-    uuids = (gpu.uuid for gpu in gpus if not gpu.mig and gpu.instance is None)
+    uuids = (gpu.uuid for gpu in gpus if not gpu.mig and gpu.instance is None and gpu.driver == NVIDIA)
     return frozenset(
         uuid for uuid in uuids if uuid in chosen and chosen[uuid].enforcement in {Enforcement.MPS, Enforcement.ADVISORY}
     )
@@ -158,6 +158,8 @@ def wanted_on(gpus: Iterable[Gpu], chosen: Mapping[str, GpuEnforcement], want: W
 
 def lack(daemons: Mapping[str, MpsGpu] | str, gpu: Gpu) -> str:
     """Return what MPS lacks on a GPU, as a clause; empty: it is there. `daemons` are as for `daemon`."""
+    if gpu.driver != NVIDIA:
+        return "MPS is for GPUs of NVIDIA"
     if isinstance(daemons, str):
         return daemons
     if gpu.mig:

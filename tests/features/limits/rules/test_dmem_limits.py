@@ -88,7 +88,7 @@ def test_no_gpu_of_another_driver_is_run_by_mps() -> None:
     want = wanted_enforcement("mps", {})
     there = {gpu.uuid: GpuEnforcement(Enforcement.ADVISORY, "") for gpu in (MI300X, H200)}
     assert wanted_on([MI300X, H200], there, want) == {H200.uuid}
-    assert "NVIDIA" in lack_of_mps({}, MI300X)
+    assert lack_of_mps({}, MI300X) == "MPS is for GPUs of NVIDIA"
 
 
 def test_a_container_is_told_by_whom_it_is_limited_and_its_framework_a_fraction_of_the_whole() -> None:
