@@ -15,7 +15,7 @@ from gpu_device_plugin.hardware.amdgpu.discovery import Board, ListedGpu
 from gpu_device_plugin.hardware.amdgpu.dmem import Dmem
 from gpu_device_plugin.hardware.amdgpu.drm_driver import Drm
 from tests.hardware.amdgpu.dmem_double import DmemDouble, doubled, real_cgroups
-from tests.hardware.amdgpu.trees import write
+from tests.hardware.amdgpu.trees import mi300x, write
 
 VRAM = "drm/0000:c1:00.0/vram"
 TILES = ["drm/0000:43:00.0/vram0", "drm/0000:43:00.0/vram1", "drm/0000:43:00.0/vram2"]
@@ -288,3 +288,25 @@ def test_real_containers_that_begin_and_end_are_no_error(mount: Path) -> None:
     thread.join()
     assert codes <= {3, 999}
     assert set_on(mount, pod / "c") == 999
+
+
+# --- With what is listed ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("partitions", "limited"), [(1, True), (8, False)])
+def test_a_listed_gpu_is_limited_by_its_region_and_a_partition_is_not(
+    tmp_path: Path,
+    partitions: int,
+    limited: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    (pci,) = mi300x(tmp_path, 1, partitions)
+    (tmp_path / "sys/fs/cgroup").rename(tmp_path / "listed")
+    regions = [f"drm/{pci}/vram", f"drm/{pci}/vram", VRAM]
+    with doubled(DmemDouble(tmp_path / "sys/fs/cgroup", regions)) as kernel:
+        leaf = kernel.starts(LEAF)
+        driver = Drm(["amdgpu"], str(tmp_path))
+        gpus = driver.inventory()["gpus"]
+        assert [gpu["memory_limits"] for gpu in gpus] == [limited] * partitions
+        (found,) = driver.set_limits([(gpus[0]["uuid"], str(leaf), 4096, 0)])
+        assert (found["code"], found.get("hard_mib")) == ((0, 4096) if limited else (3, None))
+        assert driver.limits([(gpus[0]["uuid"], str(leaf))]) == [found]
