@@ -60,7 +60,7 @@ SOURCES = (
 """Where messages for the page are made. What follows a heading "The doctor" is for the terminal alone."""
 MADE_OF_PARTS = {
     *(f"plan-{each}" for each in ("none-found", "none-needed", "fewest", "fewer")),
-    *(f"kept-by-{each}" for each in ("advisory", "driver", "mps", "custom")),
+    *(f"kept-by-{each}" for each in ("advisory", "driver", "dmem", "mps", "custom")),
     *(unit + ago for unit in ("s", "min", "h", "days") for ago in ("", "-ago")),
     *(f"check-{name.replace(' ', '-')}" for name, _ in CHECKS),
     *(f"slowed-by-{each}" for each in ("heat", "power-brake", "hardware", "sync", "power-cap")),
