@@ -170,6 +170,7 @@ class LimitLink:
         ids = frozenset(start.device_ids)
         if start.kind is not Kind.MEMORY or not self.by_kernel({parse_id(name)[0] for name in ids}):
             return None
+        self.read()
         self._waiting += 1
         try:
             self._worker.wake()
@@ -183,6 +184,8 @@ class LimitLink:
     def _not_limited(self, ids: frozenset[str]) -> str:
         """Return why the pods with these devices must not start a container yet, as a sentence; empty: they may."""
         owners = Starts(self._node).owners(ids)
+        if not owners and self.lack_of_dmem.value:
+            return ""  # where dmem sets no limits, its pod was told of none
         if not owners:
             return (
                 "the kubelet's records do not show yet which pod has these devices, whose GPU memory is to be limited"

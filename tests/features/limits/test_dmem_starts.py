@@ -180,6 +180,8 @@ async def test_a_container_that_the_records_do_not_show_is_refused(world: World)
         refused = await link.before_start(start(0.0))
         assert refused is not None
         assert "records do not show yet which pod has these devices" in refused.sentence
+        world.says({}, "the mount is read-only")
+        assert await link.before_start(start()) is None, "the pod was told of no such limit"
 
 
 async def test_nobody_waits_for_a_container_that_has_lost_its_devices(world: World) -> None:
