@@ -52,7 +52,9 @@ _OTHER_SIZES = {
     ("H100", 94): ("NVIDIA H100 NVL", 95830),
 }
 """Models with other memory than `MODELS` has: the product, and MiB."""
-_NOISE = re.compile(r"NVIDIA|GEFORCE|TESLA|AMPERE|SXM[0-9]?|PCIE|NVL|HBM[0-9]E?", re.ASCII)
+_NOISE = re.compile(
+    r"NVIDIA|GEFORCE|TESLA|AMPERE|SXM[0-9]?|PCIE|NVL|HBM[0-9]E?|AMD|INSTINCT|RADEON|OAM|INTEL|ARC|GRAPHICS", re.ASCII
+)
 """Words of a product that tell its maker and how it is built in."""
 _GB = re.compile(r"([0-9]{1,4})GB?", re.ASCII)
 
