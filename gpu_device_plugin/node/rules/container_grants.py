@@ -18,7 +18,7 @@ DELIVERIES = (ENVVAR, DEVICE_SPECS, "cdi", CARD)
 
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 """Device nodes without which CUDA does not start."""
-_DISPLAY = "/dev/dri/card"
+DISPLAY = "/dev/dri/card"
 """The beginning of the device nodes that set up displays too. Programs that compute do without them."""
 OPTIONAL_NODES = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 
@@ -170,7 +170,7 @@ def _device_nodes(gpus: Iterable[Gpu], delivery: Delivery) -> list[str]:
     for gpu in gpus:
         if gpu.driver == NVIDIA and not delivery.device_specs:
             continue
-        wanted = (path for path in gpu.device_paths if CARD in delivery.methods or not path.startswith(_DISPLAY))
+        wanted = (path for path in gpu.device_paths if CARD in delivery.methods or not path.startswith(DISPLAY))
         paths.update(dict.fromkeys(wanted))
         caps = () if gpu.instance is None else gpu.instance.caps
         paths.update((f"/dev/nvidia-caps/nvidia-cap{number}", None) for number in caps)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
-from gpu_device_plugin.programs.doctor.rules.symptoms import NodeSymptoms
-from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, note, ok, warning
+from gpu_device_plugin.model.gpus import NVIDIA, Gpu
+from gpu_device_plugin.node.rules.container_grants import CARD, CONTROL_NODES, DISPLAY
+from gpu_device_plugin.programs.doctor.rules.symptoms import KernelSeen, NodeSymptoms
+from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, grouped, note, ok, warning
 
 _UNPRIVILEGED = (
     "--devices cdi and accept-nvidia-visible-devices-envvar-when-unprivileged = false in the toolkit's config.toml"
 )
 
-
-UNREAD_ADVICE = "see dmesg, and whether nvidia-smi shows it; reset it or restart the node, then restart the agent"
+_LIMITS_SINCE = {"amdgpu": (6, 16), "xe": (6, 14)}
+"""The Linux from which on a driver has its memory limited by control group."""
+_LOWERS_SINCE = (7, 3)
+"""The one that applies limits below the use at once."""
+_ELSE = "AMD's GPUs need the driver amdgpu there, and Intel's xe"
+UNREAD_ADVICE = (
+    "see dmesg, and for NVIDIA's whether nvidia-smi shows it; reset it or restart the node, then restart the agent"
+)
 
 
 def driver(node: NodeSymptoms) -> Iterator[Finding]:
@@ -28,12 +36,15 @@ def driver(node: NodeSymptoms) -> Iterator[Finding]:
     for why in node.inventory.unread:
         yield error("gpu-unread", "{why}", UNREAD_ADVICE, why=why)
     models = Counter(gpu.product for gpu in node.inventory.gpus if gpu.instance is None)
-    version = node.inventory.driver_version or "of an unknown version"
+    drivers = sorted({gpu.driver for gpu in node.inventory.gpus if gpu.driver != NVIDIA})
+    version = node.inventory.driver_version or ("" if drivers else "of an unknown version")
+    version = " and ".join(filter(None, [version, *(f"{each} of Linux {node.kernel.release}" for each in drivers)]))
     if not models and node.inventory.unread:
         return
     if not models:
         text = "driver {version} lists no GPU"
-        yield error("no-gpu", text, "see nvidia-smi -L on the node, and whether lspci shows the cards", version=version)
+        tool = "nvidia-smi -L on the node" if node.of_nvidia else "the agent's log"
+        yield error("no-gpu", text, f"see {tool}, and whether lspci shows the cards", version=version)
         return
     cards = ", ".join(f"{count} x {model}" for model, count in sorted(models.items()))
     invented = " (invented)" if node.invented else ""
@@ -45,13 +56,14 @@ def _no_driver(node: NodeSymptoms) -> Finding:
         return error(
             "no-driver-in-container",
             "this container has no NVIDIA driver (libnvidia-ml.so.1 is not there)",
-            "its pod needs runtimeClassName: nvidia, and the node the driver: nvidia-smi there lists its GPUs then",
+            "its pod needs runtimeClassName: nvidia, and the node the driver: nvidia-smi there lists its GPUs then; "
+            f"{_ELSE}",
         )
     return error(
         "no-driver",
         "no NVIDIA driver is installed on this machine (libnvidia-ml.so.1 is not there)",
-        "install it (docs.nvidia.com/datacenter/tesla), until nvidia-smi lists the GPUs; on a machine without GPUs try "
-        "gpu-device-plugin demo, or the agent with --gpus fake:4xT4",
+        "install it (docs.nvidia.com/datacenter/tesla), until nvidia-smi lists the GPUs; "
+        f"{_ELSE}; on a machine without GPUs try gpu-device-plugin demo, or the agent with --gpus fake:4xT4",
     )
 
 
@@ -86,14 +98,24 @@ def device_nodes(node: NodeSymptoms) -> Iterator[Finding]:
     elif uvm in wrong:
         advice = "nvidia-modprobe -u -c 0 on the node creates it; CUDA containers need it"
         yield error("no-uvm", "{path} {why}", advice, path=uvm, why=wrong[uvm])
-    for why in sorted({why for path, why in wrong.items() if path != uvm}):
-        yield error(
-            "no-device-node",
-            "{paths} {why}",
-            "nvidia-smi as root on the node creates it, and nvidia-persistenced keeps it",
-            paths=", ".join(path for path in wrong if path != uvm and wrong[path] == why),
-            why=why,
-        )
+    of_kernel = {path for gpu in node.inventory.gpus if gpu.driver != NVIDIA for path in gpu.device_paths}
+    for why, names in sorted(
+        grouped((why, path) for path, why in wrong.items() if path not in {uvm, *of_kernel}).items()
+    ):
+        advice = "nvidia-smi as root on the node creates it, and nvidia-persistenced keeps it"
+        yield error("no-device-node", "{paths} {why}", advice, paths=", ".join(names), why=why)
+    for why, names in sorted(grouped((why, path) for path, why in wrong.items() if path in of_kernel).items()):
+        if node.in_container:
+            yield Unknown(
+                "nodes-hidden",
+                "{paths} {why} in this container",
+                "run the doctor on the node",
+                paths=", ".join(names),
+                why=why,
+            )
+        else:
+            advice = "see dmesg: the kernel makes it with the driver"
+            yield error("no-device-node", "{paths} {why}", advice, paths=", ".join(names), why=why)
     if right := [path for path, why in node.device_nodes.items() if not why]:
         yield ok("device-nodes", "{paths}", paths=", ".join(right))
     if node.unlinked_nodes and not {"device-specs", "cdi"} & set(node.settings.devices):
@@ -103,6 +125,57 @@ def device_nodes(node: NodeSymptoms) -> Iterator[Finding]:
         )
         advice = "nvidia-ctk system create-dev-char-symlinks --create-all on the node, or --devices device-specs or cdi"
         yield warning("device-nodes-unlinked", text, advice, paths=", ".join(node.unlinked_nodes))
+
+
+def kernel(node: NodeSymptoms) -> Iterator[Finding]:
+    """Check what the kernel has for GPUs of its own drivers: limits of memory, and rights to see and to use them."""
+    gpus = [] if node.invented else [gpu for gpu in node.inventory.gpus if gpu.driver != NVIDIA]
+    if not gpus:
+        return
+    yield from _limited(node.kernel, gpus)
+    if node.kernel.topology_hidden:
+        text = "partitions of GPUs and links between them may not be read here, so only whole GPUs are shared"
+        yield warning("topology-hidden", text, "run the agent privileged, as deploy/overlays/amd does")
+    if not node.kernel.traces:
+        text = "without the capability SYS_PTRACE not all use of GPUs by processes is seen"
+        yield note("use-hidden", text, "deploy/overlays/amd gives it to the agent")
+    with_cards = CARD in node.settings.devices
+    closed = {path: group for path, group in node.node_groups.items() if with_cards or not path.startswith(DISPLAY)}
+    if groups := sorted(set(closed.values())):
+        yield note(
+            "device-group",
+            "{paths}: only root and group {groups} of this node may use them",
+            f"a pod whose containers do not run as root needs spec.securityContext.supplementalGroups: {groups}",
+            paths=", ".join(sorted(closed)),
+            groups=" and ".join(map(str, groups)),
+        )
+
+
+def _limited(kernel: KernelSeen, gpus: Sequence[Gpu]) -> Iterator[Finding]:
+    """Check whether the kernel can limit the memory of GPUs, and if not, what it lacks."""
+    release = tuple(int(number) for number in re.findall("[0-9]+", kernel.release)[:2])
+    if kernel.limited is None and kernel.own_cgroups:
+        text = "only the container's control groups are seen, so it is unknown whether the kernel can limit memory"
+        yield Unknown("cgroups-hidden", text, "run the doctor on the node")
+        return
+    unlimited = {gpu.driver for gpu in gpus if (gpu.pci_bus_id or "") not in (kernel.limited or ())}
+    for driver in sorted(unlimited):
+        least = _LIMITS_SINCE.get(driver, (0, 0))
+        lack = "dmem.capacity does not name all of them"
+        if release < least:
+            lack = "that takes Linux {}.{}".format(*least)
+        elif kernel.limited is None:
+            lack = "it has no controller dmem (CONFIG_CGROUP_DMEM)"
+        text = "Linux {release} does not limit the memory of {driver}'s GPUs: {lack}"
+        yield note("no-dmem", text, release=kernel.release, driver=driver, lack=lack)
+    if not unlimited:
+        late = "" if release >= _LOWERS_SINCE else "; a limit below the use holds once the use has fallen (before 7.3)"
+        yield ok(
+            "dmem",
+            f"Linux {{release}} can limit the memory of {{gpus:GPU}}{late}",
+            release=kernel.release,
+            gpus=len(gpus),
+        )
 
 
 def runtime(node: NodeSymptoms) -> Iterator[Finding]:
