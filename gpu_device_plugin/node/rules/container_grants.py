@@ -156,12 +156,12 @@ def grant(
     nodes: list[str] = []
     if delivery.device_specs and uuids:
         nodes = [*CONTROL_NODES, *(node for node in OPTIONAL_NODES if node in present)]
-    nodes += _device_nodes((shared.gpu for shared in gpus), delivery)
+    nodes += gpu_nodes((shared.gpu for shared in gpus), delivery)
     cdi = tuple(f"{delivery.cdi_kind}={uuid}" for uuid in uuids) if "cdi" in delivery.methods else ()
     return Grant(envs, tuple(nodes), cdi, added.mounts, owner.key)
 
 
-def _device_nodes(gpus: Iterable[Gpu], delivery: Delivery) -> list[str]:
+def gpu_nodes(gpus: Iterable[Gpu], delivery: Delivery) -> list[str]:
     """Return the device nodes of GPUs: of a MIG instance that of its GPU, and those of its capabilities.
 
     NVIDIA's toolkit makes those of its GPUs, unless they are wanted by their paths.
