@@ -21,7 +21,7 @@ _LOWERS_SINCE = (7, 3)
 """The one that applies limits below the use at once."""
 _ELSE = "AMD's GPUs need the driver amdgpu there, and Intel's xe"
 UNREAD_ADVICE = (
-    "see dmesg, and for NVIDIA's whether nvidia-smi shows it; reset it or restart the node, then restart the agent"
+    "see dmesg, and for NVIDIA GPUs whether nvidia-smi shows it; reset it or restart the node, then restart the agent"
 )
 
 
