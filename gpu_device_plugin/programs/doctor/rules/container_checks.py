@@ -36,9 +36,8 @@ def driver(node: NodeSymptoms) -> Iterator[Finding]:
     for why in node.inventory.unread:
         yield error("gpu-unread", "{why}", UNREAD_ADVICE, why=why)
     models = Counter(gpu.product for gpu in node.inventory.gpus if gpu.instance is None)
-    drivers = sorted({gpu.driver for gpu in node.inventory.gpus if gpu.driver != NVIDIA})
-    version = node.inventory.driver_version or ("" if drivers else "of an unknown version")
-    version = " and ".join(filter(None, [version, *(f"{each} of Linux {node.kernel.release}" for each in drivers)]))
+    unknown = "of an unknown version" if node.of_nvidia else f"of Linux {node.kernel.release}"
+    version = node.inventory.driver_version or unknown
     if not models and node.inventory.unread:
         return
     if not models:
