@@ -27,7 +27,6 @@ from gpu_device_plugin.programs.simulate.vendor_nodes import (
     VENDORS,
     Vendor,
     VendorNode,
-    apart,
     as_kinds,
     frees_beside,
     held_by,
@@ -120,11 +119,10 @@ class _Reader:
         before_us = not any(map(self._ours, nodes))
         if before_us:
             offered = {name for node in nodes for name, amount in node.capacity.items() if amount}
-            usual = {vendor.resources[0].name for vendor in VENDORS if vendor.resources}
+            usual = {vendor.names[0] for vendor in VENDORS if vendor.names}
             more = [each for each in OFFERED if each.name in offered | usual and each not in self._resources]
             self._resources = (*self._resources, *more)
             self._pods = self._pod_reader()
-            self.notes += filter(None, [apart(offered)])
         by: dict[Vendor, list[VendorNode]] = {}
         for node in nodes:
             vendor = offering(node)
@@ -132,13 +130,12 @@ class _Reader:
                 found = self._by_vendor[node.name] = vendor_node(node, vendor)
                 by.setdefault(vendor, []).extend([found] if found.gpus.gpus else [])
             elif vendor and not self._ours(node):
-                whole = vendor.resources[0].name
-                self._leave_out(f"node {node.name}", f"its GPUs are offered as {whole}, by no agent of ours")
+                self._leave_out(f"node {node.name}", f"its GPUs are offered as {vendor.names[0]}, by no agent of ours")
             elif not self._ours(node):
                 self._leave_out(f"node {node.name}", not_offered(node) or "it has no GPUs")
             self._put(node)
         for vendor, there in by.items():
-            whole = f", and {vendor.resources[0].name} of a pod counts as whole GPUs"
+            whole = f", and {vendor.names[0]} of a pod counts as whole GPUs"
             if there:
                 self.notes.append(
                     f"no node runs our agent, so GPUs are read from the labels of {vendor.labeller}, in shares of 1 GiB"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product as pairs
 from math import ceil
@@ -133,11 +133,9 @@ def _of_amd(node: NodeRecord, offered: int) -> VendorNode:
         )
     listed, sliced = sum(sizes.values()), _HAMI_AMD in node.annotations
     if len(sizes) == 1 and not (sliced and listed):
-        sizes = dict.fromkeys(sizes, offered)
-    elif not sliced and listed != offered:
+        sizes, listed = dict.fromkeys(sizes, offered), offered
+    if listed > MOST_GPUS or (listed != offered and not sliced):
         return _unknown(f"its labels count {listed:,} GPUs, and it offers {offered:,}; name it in words")
-    if not 0 < sum(sizes.values()) <= MOST_GPUS:
-        return _unknown("its labels amd.com/gpu.vram are no number of GPUs")
     products = [name.replace("_", " ") for name, _ in _by_value(node.labels, "product-name")]
     model = products[0] if len(products) == 1 else ""
     _, most = known_model(model) or ("", 0)
@@ -171,8 +169,8 @@ class Vendor:
     """How the software of a GPU vendor tells the GPUs of a node."""
 
     name: str
-    resources: tuple[Resource, ...]
-    """Those that are read, the usual one first; none: what they have is not known, and nodes are left out."""
+    names: tuple[str, ...]
+    """Of the resources that are read, the usual one first; none: their GPUs are not known, and nodes are left out."""
     labeller: str
     domain: str
     """Of its resources."""
@@ -182,35 +180,19 @@ class Vendor:
 
     def offered_by(self, node: NodeRecord) -> int:
         """Return how many GPUs a node offers by the resources that are read."""
-        return sum(node.capacity.get(resource.name, 0) for resource in self.resources)
-
-
-def _counts(*names: str) -> tuple[Resource, ...]:
-    return tuple(Resource(Kind.COUNT, name) for name in names)
+        return sum(node.capacity.get(name, 0) for name in self.names)
 
 
 _NFD = "feature.node.kubernetes.io"
+_FOUND = (f"{_NFD}/amd-gpu", *(f"{_NFD}/pci-{each}_1002.present" for each in ("0300", "0302", "0380", "1200")))
 VENDORS = (
-    Vendor(
-        "NVIDIA", _counts(_NVIDIA, _RENAMED), "GPU feature discovery", "nvidia.com/", (_COUNT, _PRODUCT), _of_nvidia
-    ),
-    Vendor(
-        "AMD",
-        _counts(_AMD, *_PARTITIONS),
-        "AMD's node labeller",
-        "amd.com/",
-        (
-            *_COUNTED,
-            f"{_NFD}/amd-gpu",
-            *(f"{_NFD}/pci-{each}_1002.present" for each in ("0300", "0302", "0380", "1200")),
-        ),
-        _of_amd,
-    ),
+    Vendor("NVIDIA", (_NVIDIA, _RENAMED), "GPU feature discovery", "nvidia.com/", (_COUNT, _PRODUCT), _of_nvidia),
+    Vendor("AMD", (_AMD, *_PARTITIONS), "AMD's node labeller", "amd.com/", (*_COUNTED, *_FOUND), _of_amd),
     Vendor("Intel", (), "", "gpu.intel.com/", (f"intel.{_NFD}/gpu",), lambda _node, _offered: _unknown("")),
 )
 """Labels by GPU feature discovery (k8s-device-plugin, docs/gpu-feature-discovery), AMD's node labeller and GPU Operator
 (ROCm/k8s-device-plugin, cmd/k8s-node-labeller), Node Feature Discovery and Intel's rules for it."""
-OFFERED = tuple(resource for vendor in VENDORS for resource in vendor.resources)
+OFFERED = tuple(Resource(Kind.COUNT, name) for vendor in VENDORS for name in vendor.names)
 _READ = frozenset({_MEMORY, _REPLICAS, _HAMI, _HAMI_AMD})
 _LABELS = tuple(label for vendor in VENDORS for label in vendor.labels)
 
@@ -218,14 +200,6 @@ _LABELS = tuple(label for vendor in VENDORS for label in vendor.labels)
 def is_read(key: str) -> bool:
     """Return whether a label or an annotation of a node is read here."""
     return key in _READ or key.startswith(_LABELS)
-
-
-def apart(offered: Collection[str]) -> str:
-    """Return a sentence on resources that a cluster offers of several kinds of GPUs; empty: they are of one kind."""
-    names = [each.name for each in OFFERED if each.name in offered and each.name != _RENAMED]
-    if len(names) < 2:
-        return ""
-    return f"pods with {', '.join(names[:-1])} or {names[-1]} are not kept to the GPUs of that resource"
 
 
 def offering(node: NodeRecord) -> Vendor | None:
@@ -240,14 +214,14 @@ def not_offered(node: NodeRecord) -> str:
         labelled = any(
             value not in {"", "0", "false"} for key, value in node.labels.items() if key.startswith(vendor.labels)
         )
-        if not vendor.resources and (names or labelled):
+        if not vendor.names and (names or labelled):
             offered = f"offered as {', '.join(names)[:200]}" if names else f"{vendor.name}'s"
             return f"its GPUs are {offered}, and no label that is read says their memory; name it in words"
         if labelled and names:
-            read = " and ".join(resource.name for resource in vendor.resources[:2])
+            read = " and ".join(vendor.names[:2])
             return f"its GPUs are offered as {', '.join(names)[:200]}, and {read} are read; name it in words"
         if labelled:
-            whole = vendor.resources[0].name
+            whole = vendor.names[0]
             return f"its labels name GPUs, and it has no {whole}; is {vendor.name}'s device plugin running there?"
     return ""
 

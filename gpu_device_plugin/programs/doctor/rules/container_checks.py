@@ -15,6 +15,11 @@ _UNPRIVILEGED = (
     "--devices cdi and accept-nvidia-visible-devices-envvar-when-unprivileged = false in the toolkit's config.toml"
 )
 
+_MADE_BY = (
+    "nvidia-smi as root on the node creates it, and nvidia-persistenced keeps it",
+    "see dmesg: the kernel makes it with the driver",
+)
+"""Advice on a device node, of NVIDIA's driver and of the kernel's own."""
 _LIMITS_SINCE = {"amdgpu": (6, 16), "xe": (6, 14)}
 """The Linux from which on a driver has its memory limited by control group."""
 _LOWERS_SINCE = (7, 3)
@@ -97,24 +102,14 @@ def device_nodes(node: NodeSymptoms) -> Iterator[Finding]:
     elif uvm in wrong:
         advice = "nvidia-modprobe -u -c 0 on the node creates it; CUDA containers need it"
         yield error("no-uvm", "{path} {why}", advice, path=uvm, why=wrong[uvm])
-    of_kernel = {path for gpu in node.inventory.gpus if gpu.driver != NVIDIA for path in gpu.device_paths}
-    for why, names in sorted(
-        grouped((why, path) for path, why in wrong.items() if path not in {uvm, *of_kernel}).items()
-    ):
-        advice = "nvidia-smi as root on the node creates it, and nvidia-persistenced keeps it"
-        yield error("no-device-node", "{paths} {why}", advice, paths=", ".join(names), why=why)
-    for why, names in sorted(grouped((why, path) for path, why in wrong.items() if path in of_kernel).items()):
-        if node.in_container:
-            yield Unknown(
-                "nodes-hidden",
-                "{paths} {why} in this container",
-                "run the doctor on the node",
-                paths=", ".join(names),
-                why=why,
-            )
+    own = {path for gpu in node.inventory.gpus if gpu.driver != NVIDIA for path in gpu.device_paths}
+    faults = grouped(((why, path in own), path) for path, why in wrong.items() if path != uvm)
+    for (why, of_kernel), names in sorted(faults.items()):
+        paths = ", ".join(names)
+        if of_kernel and node.in_container:
+            yield Unknown("nodes-hidden", "{paths} {why} here", "run the doctor on the node", paths=paths, why=why)
         else:
-            advice = "see dmesg: the kernel makes it with the driver"
-            yield error("no-device-node", "{paths} {why}", advice, paths=", ".join(names), why=why)
+            yield error("no-device-node", "{paths} {why}", _MADE_BY[of_kernel], paths=paths, why=why)
     if right := [path for path, why in node.device_nodes.items() if not why]:
         yield ok("device-nodes", "{paths}", paths=", ".join(right))
     if node.unlinked_nodes and not {"device-specs", "cdi"} & set(node.settings.devices):
@@ -131,7 +126,8 @@ def kernel(node: NodeSymptoms) -> Iterator[Finding]:
     gpus = [] if node.invented else [gpu for gpu in node.inventory.gpus if gpu.driver != NVIDIA]
     if not gpus:
         return
-    yield from _limited(node.kernel, gpus)
+    if boards := [gpu for gpu in gpus if "-p" not in gpu.uuid]:  # of a partition nothing is counted
+        yield from _limited(node.kernel, boards)
     if node.kernel.topology_hidden:
         text = "partitions of GPUs and links between them may not be read here, so only whole GPUs are shared"
         yield warning("topology-hidden", text, "run the agent privileged, as deploy/overlays/amd does")

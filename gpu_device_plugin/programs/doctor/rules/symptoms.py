@@ -236,14 +236,19 @@ NO_PROFILES = Profiles()
 
 @dataclass(frozen=True, slots=True)
 class KernelSeen:
-    """What the node's kernel has for GPUs of drivers of its own; see `hardware.amdgpu.node_facts`."""
+    """What the node's kernel has for GPUs of drivers of its own, as a process here sees it."""
 
     release: str = ""
     limited: frozenset[str] | None = None
+    """The PCI addresses of the GPUs whose memory it can limit; None: it has no controller for that."""
     own_cgroups: bool = False
+    """The control groups that are seen are not the node's but those of a container, which hide the controller."""
     topology_hidden: bool = False
+    """The partitions of GPUs, and the links between them, may not be read here."""
     traces: bool = True
+    """The use of GPUs by other processes may be read here."""
     alone: bool = False
+    """It drives GPUs, and there is none of NVIDIA's beside them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,6 +69,7 @@ def test_both_vendors_in_one_node_are_examined() -> None:
         ("kernel", {"gpus": "fake:1xT4"}, []),
         ("kernel", {"inventory": WELL.inventory}, []),
         ("kernel", {"kernel": replace(KERNEL, release="7.3.0")}, ["ok dmem"]),
+        ("kernel", {"inventory": Inventory((replace(AMD, uuid=f"{AMD.uuid}-p1"),))}, []),
         (
             "kernel",
             {"kernel": replace(KERNEL, limited=None, release="6.12.1")},
