@@ -7,22 +7,17 @@ import errno
 from gpu_device_plugin.hardware.amdgpu import pci_devices
 from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
 
-_CGROUPS = "/sys/fs/cgroup"
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
 _SYS_PTRACE = 19
 
 
-def node_facts(root: str = "") -> tuple[str, frozenset[str] | None, bool, bool, bool, bool]:
+def node_facts(root: str = "") -> tuple[str, bool, bool, bool]:
     """Return the fields of the doctor's `KernelSeen`, in their order, by the kernel's files below `root`."""
     files = KernelFiles(root)
-    parts = [line.split("/") for line in files.text(f"{_CGROUPS}/dmem.capacity").splitlines()]
-    addresses = frozenset(part[1].lower() for part in parts if len(part) == 3 and part[2].startswith("vram"))
     status = dict(line.split(":", 1) for line in files.text("/proc/self/status").splitlines() if ":" in line)
     hidden = any(files.problem(f"{_NODES}/{name}/properties") == errno.EPERM for name in files.names(_NODES))
     return (
         files.text("/proc/sys/kernel/osrelease")[:64],
-        None if files.problem(f"{_CGROUPS}/dmem.capacity") else addresses,
-        not files.problem(f"{_CGROUPS}/cgroup.type"),  # which the root lacks
         hidden,
         bool(int(status.get("CapEff", "0"), 16) >> _SYS_PTRACE & 1),
         bool(pci_devices.drivers_in_use(files)) and not pci_devices.has_nvidia(files),

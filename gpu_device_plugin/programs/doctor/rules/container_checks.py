@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from gpu_device_plugin.model.gpus import NVIDIA, Gpu
+from gpu_device_plugin.model.gpus import NVIDIA
 from gpu_device_plugin.node.rules.container_grants import CARD, CONTROL_NODES, DISPLAY
-from gpu_device_plugin.programs.doctor.rules.symptoms import KernelSeen, NodeSymptoms
+from gpu_device_plugin.programs.doctor.rules.symptoms import NodeSymptoms
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, grouped, note, ok, warning
 
 _UNPRIVILEGED = (
@@ -20,8 +20,6 @@ _MADE_BY = (
     "see dmesg: the kernel makes it with the driver",
 )
 """Advice on a device node, of NVIDIA's driver and of the kernel's own."""
-_LIMITS_SINCE = {"amdgpu": (6, 16), "xe": (6, 14)}
-"""The Linux from which on a driver has its memory limited by control group."""
 _LOWERS_SINCE = (7, 3)
 """The one that applies limits below the use at once."""
 _ELSE = "AMD's GPUs need the driver amdgpu there, and Intel's xe"
@@ -122,12 +120,16 @@ def device_nodes(node: NodeSymptoms) -> Iterator[Finding]:
 
 
 def kernel(node: NodeSymptoms) -> Iterator[Finding]:
-    """Check what the kernel has for GPUs of its own drivers: limits of memory, and rights to see and to use them."""
+    """Check what the kernel has for GPUs of its own drivers, and the rights to see and to use them."""
     gpus = [] if node.invented else [gpu for gpu in node.inventory.gpus if gpu.driver != NVIDIA]
     if not gpus:
         return
-    if boards := [gpu for gpu in gpus if "-p" not in gpu.uuid]:  # of a partition nothing is counted
-        yield from _limited(node.kernel, boards)
+    release = tuple(int(number) for number in re.findall("[0-9]+", node.kernel.release)[:2])
+    late = release < _LOWERS_SINCE and any(gpu.memory_limits for gpu in gpus)
+    text = (
+        "Linux {release}" + "; it applies a memory limit below the use only once the use has fallen (before 7.3)" * late
+    )
+    yield ok("kernel", text, release=node.kernel.release)
     if node.kernel.topology_hidden:
         text = "partitions of GPUs and links between them may not be read here, so only whole GPUs are shared"
         yield warning("topology-hidden", text, "run the agent privileged, as deploy/overlays/amd does")
@@ -143,33 +145,6 @@ def kernel(node: NodeSymptoms) -> Iterator[Finding]:
             f"a pod whose containers do not run as root needs spec.securityContext.supplementalGroups: {groups}",
             paths=", ".join(sorted(closed)),
             groups=" and ".join(map(str, groups)),
-        )
-
-
-def _limited(kernel: KernelSeen, gpus: Sequence[Gpu]) -> Iterator[Finding]:
-    """Check whether the kernel can limit the memory of GPUs, and if not, what it lacks."""
-    release = tuple(int(number) for number in re.findall("[0-9]+", kernel.release)[:2])
-    if kernel.limited is None and kernel.own_cgroups:
-        text = "only the container's control groups are seen, so it is unknown whether the kernel can limit memory"
-        yield Unknown("cgroups-hidden", text, "run the doctor on the node")
-        return
-    unlimited = {gpu.driver for gpu in gpus if (gpu.pci_bus_id or "") not in (kernel.limited or ())}
-    for driver in sorted(unlimited):
-        least = _LIMITS_SINCE.get(driver, (0, 0))
-        lack = "dmem.capacity does not name all of them"
-        if release < least:
-            lack = "that takes Linux {}.{}".format(*least)
-        elif kernel.limited is None:
-            lack = "it has no controller dmem (CONFIG_CGROUP_DMEM)"
-        text = "Linux {release} does not limit the memory of {driver}'s GPUs: {lack}"
-        yield note("no-dmem", text, release=kernel.release, driver=driver, lack=lack)
-    if not unlimited:
-        late = "" if release >= _LOWERS_SINCE else "; a limit below the use holds once the use has fallen (before 7.3)"
-        yield ok(
-            "dmem",
-            f"Linux {{release}} can limit the memory of {{gpus:GPU}}{late}",
-            release=kernel.release,
-            gpus=len(gpus),
         )
 
 

@@ -239,10 +239,6 @@ class KernelSeen:
     """What the node's kernel has for GPUs of drivers of its own, as a process here sees it."""
 
     release: str = ""
-    limited: frozenset[str] | None = None
-    """The PCI addresses of the GPUs whose memory it can limit; None: it has no controller for that."""
-    own_cgroups: bool = False
-    """The control groups that are seen are not the node's but those of a container, which hide the controller."""
     topology_hidden: bool = False
     """The partitions of GPUs, and the links between them, may not be read here."""
     traces: bool = True

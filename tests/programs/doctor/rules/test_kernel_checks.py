@@ -23,9 +23,7 @@ AMD = Gpu(
     pci_bus_id="0000:c1:00.0",
     driver="amdgpu",
 )
-INTEL = Gpu("PCI-0000:03:00.0", 1, "Intel Arc B580", 12_216, pci_bus_id="0000:03:00.0", driver="xe")
-KERNEL = KernelSeen("6.16.3-arch1-1", frozenset({"0000:c1:00.0", "0000:03:00.0"}), alone=True)
-NO_CONTROLLER = "it has no controller dmem (CONFIG_CGROUP_DMEM)"
+KERNEL = KernelSeen("6.16.3-arch1-1", alone=True)
 ALONE = replace(
     WELL,
     inventory=Inventory((AMD,), cgroup=2),
@@ -51,10 +49,24 @@ def test_nothing_of_nvidias_is_missed_on_a_node_without_its_gpus() -> None:
     ]
     assert {"container runtime", "CDI", "images"}.isdisjoint(each.check for each in findings)
     assert str(findings[0]) == "driver of Linux 6.16.3-arch1-1, 1 x AMD Instinct MI300X"
-    assert str(next(each for each in findings if each.check == "kernel")) == (
-        "Linux 6.16.3-arch1-1 can limit the memory of 1 GPU; a limit below the use holds once the use has fallen "
-        "(before 7.3)"
-    )
+
+
+@pytest.mark.parametrize(
+    ("release", "limits", "said"),
+    [
+        ("6.16.3-arch1-1", False, "Linux 6.16.3-arch1-1"),
+        (
+            "6.16.3-arch1-1",
+            True,
+            ("Linux 6.16.3-arch1-1; it applies a memory limit below the use only once the use has fallen (before 7.3)"),
+        ),
+        ("7.3.0", True, "Linux 7.3.0"),
+    ],
+)
+def test_a_kernel_that_lowers_limits_late_is_told(release: str, limits: bool, said: str) -> None:  # noqa: FBT001
+    inventory = Inventory((replace(AMD, memory_limits=limits),), cgroup=2)
+    (found,) = CHECKS["kernel"](replace(ALONE, inventory=inventory, kernel=replace(KERNEL, release=release)))
+    assert str(found) == said
 
 
 def test_both_vendors_in_one_node_are_examined() -> None:
@@ -68,39 +80,21 @@ def test_both_vendors_in_one_node_are_examined() -> None:
     [
         ("kernel", {"gpus": "fake:1xT4"}, []),
         ("kernel", {"inventory": WELL.inventory}, []),
-        ("kernel", {"kernel": replace(KERNEL, release="7.3.0")}, ["ok dmem"]),
-        ("kernel", {"inventory": Inventory((replace(AMD, uuid=f"{AMD.uuid}-p1"),))}, []),
-        (
-            "kernel",
-            {"kernel": replace(KERNEL, limited=None, release="6.12.1")},
-            ["note no-dmem lack=that takes Linux 6.16"],
-        ),
-        ("kernel", {"kernel": replace(KERNEL, limited=None)}, [f"note no-dmem lack={NO_CONTROLLER}"]),
-        ("kernel", {"kernel": replace(KERNEL, limited=None, own_cgroups=True)}, ["unknown cgroups-hidden"]),
-        (
-            "kernel",
-            {"kernel": replace(KERNEL, limited=frozenset())},
-            ["note no-dmem lack=dmem.capacity does not name all of them"],
-        ),
-        (
-            "kernel",
-            {"kernel": replace(KERNEL, limited=None, release="6.15.0"), "inventory": Inventory((AMD, INTEL))},
-            ["note no-dmem lack=that takes Linux 6.16", f"note no-dmem lack={NO_CONTROLLER}"],
-        ),
+        ("kernel", {}, ["ok kernel"]),
         (
             "kernel",
             {"kernel": replace(KERNEL, topology_hidden=True, traces=False)},
-            ["ok dmem", "warning topology-hidden", "note use-hidden"],
+            ["ok kernel", "warning topology-hidden", "note use-hidden"],
         ),
         (
             "kernel",
             {"node_groups": {"/dev/kfd": 993, "/dev/dri/renderD128": 993, "/dev/dri/card0": 44}},
-            ["ok dmem", "note device-group paths=/dev/dri/renderD128, /dev/kfd groups=993"],
+            ["ok kernel", "note device-group paths=/dev/dri/renderD128, /dev/kfd groups=993"],
         ),
         (
             "kernel",
             {"node_groups": {"/dev/kfd": 993, "/dev/dri/card0": 44}, "devices": ("envvar", "card")},
-            ["ok dmem", "note device-group paths=/dev/dri/card0, /dev/kfd groups=44 and 993"],
+            ["ok kernel", "note device-group paths=/dev/dri/card0, /dev/kfd groups=44 and 993"],
         ),
         (
             "device nodes",
@@ -116,7 +110,7 @@ def test_both_vendors_in_one_node_are_examined() -> None:
     ],
 )
 def test_what_the_kernel_has(check: str, changes: dict[str, Any], expected: list[str]) -> None:
-    assert of(check, "lack paths groups", **changes) == expected
+    assert of(check, "paths groups", **changes) == expected
 
 
 def test_the_group_is_written_as_a_pod_has_it() -> None:
