@@ -21,7 +21,7 @@ _MADE_BY = (
 )
 """Advice on a device node, of NVIDIA's driver and of the kernel's own."""
 _LOWERS_SINCE = (7, 3)
-"""The one that applies limits below the use at once."""
+"""The Linux from which on limits below the use are applied at once."""
 _ELSE = "AMD's GPUs need the driver amdgpu there, and Intel's xe"
 UNREAD_ADVICE = (
     "see dmesg, and for NVIDIA GPUs whether nvidia-smi shows it; reset it or restart the node, then restart the agent"
@@ -126,9 +126,7 @@ def kernel(node: NodeSymptoms) -> Iterator[Finding]:
         return
     release = tuple(int(number) for number in re.findall("[0-9]+", node.kernel.release)[:2])
     late = release < _LOWERS_SINCE and any(gpu.memory_limits for gpu in gpus)
-    text = (
-        "Linux {release}" + "; it applies a memory limit below the use only once the use has fallen (before 7.3)" * late
-    )
+    text = "Linux {release}" + "; before 7.3 it ignores a memory limit that is below the use" * late
     yield ok("kernel", text, release=node.kernel.release)
     if node.kernel.topology_hidden:
         text = "partitions of GPUs and links between them may not be read here, so only whole GPUs are shared"

@@ -58,7 +58,7 @@ def test_nothing_of_nvidias_is_missed_on_a_node_without_its_gpus() -> None:
         (
             "6.16.3-arch1-1",
             True,
-            ("Linux 6.16.3-arch1-1; it applies a memory limit below the use only once the use has fallen (before 7.3)"),
+            "Linux 6.16.3-arch1-1; before 7.3 it ignores a memory limit that is below the use",
         ),
         ("7.3.0", True, "Linux 7.3.0"),
     ],
