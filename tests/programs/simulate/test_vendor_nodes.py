@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.builders import container, pod
-from tests.programs.simulate.test_clusterlist import coming, listed, node, of_nvidia, two_gpus
+from tests.builders import container, node, pod
+from tests.programs.simulate.test_clusterlist import coming, listed, of_nvidia, two_gpus
 
 Json = Mapping[str, Any]
 
@@ -24,7 +24,7 @@ def of_amd(name: str, offered: int = 8, labels: Json | None = None, resource: st
 
 def alike(number: int, **values: str) -> dict[str, str]:
     """Return the labels of a node whose GPUs are all alike."""
-    found = {}
+    found: dict[str, str] = {}
     for key, value in values.items():
         name = key.replace("_", "-")
         found |= {f"amd.com/gpu.{name}": value, f"beta.amd.com/gpu.{name}": value}
