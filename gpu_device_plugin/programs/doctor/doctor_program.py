@@ -53,7 +53,7 @@ from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.telemetry import GpuTelemetry
-from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
+from gpu_device_plugin.node.rules.container_grants import CARD, CONTROL_NODES, DISPLAY
 from gpu_device_plugin.node.rules.node_config import mig_mode
 from gpu_device_plugin.node.rules.serving_mode import ServingMode
 from gpu_device_plugin.programs.doctor import node_reading
@@ -237,7 +237,7 @@ async def examined(
     mps_dir = settings.of(MpsSettings).mps_dir
     mps, mps_left = node_reading.mps_state((root or Path("/")) / mps_dir.relative_to("/"))
     real = settings.gpus in DRIVERS
-    device_nodes, unlinked, groups = device_nodes_of(where, view.inventory) if real else ({}, (), {})
+    device_nodes, unlinked, groups = device_nodes_of(where, view.inventory, settings.devices) if real else ({}, (), {})
     allocations, checkpoint_problem = checkpoint_read(settings)
     labels, engine = ({}, "") if isinstance(seen, Unknown) else (seen.node.labels, seen.node.runtime)
     instances = (gpu.instance for gpu in view.inventory.gpus if gpu.instance is not None and gpu.instance.alone)
@@ -329,11 +329,12 @@ async def _driver(
 
 
 def device_nodes_of(
-    where: DoctorPlace, inventory: Inventory
+    where: DoctorPlace, inventory: Inventory, devices: Sequence[str]
 ) -> tuple[dict[str, str], tuple[str, ...], Mapping[str, int]]:
     """Return the fault of each device node, those without a link in /dev/char, and groups; see `NodeSymptoms`."""
     # A GPU and its MIG instances have one node.
-    paths = dict.fromkeys(path for gpu in inventory.gpus for path in gpu.device_paths)
+    every = dict.fromkeys(path for gpu in inventory.gpus for path in gpu.device_paths)
+    paths = [path for path in every if CARD in devices or not path.startswith(DISPLAY)]
     nodes: dict[str, str] = {}
     unlinked: list[str] = []
     groups: dict[str, int] = {}

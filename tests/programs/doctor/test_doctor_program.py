@@ -281,8 +281,10 @@ def test_of_a_kernels_device_nodes_the_group_is_read_and_no_link_for_systemd_is_
     where = replace(NOWHERE, host_root=tmp_path, in_container=False, dev=tmp_path / "dev")
     paths = ("/dev/kfd", "/dev/dri/renderD128", "/dev/dri/card0")
     gpu = Gpu("GPU-a", 0, "AMD Instinct MI210", 65_520, device_paths=paths, driver="amdgpu")
-    nodes, unlinked, groups = device_nodes_of(where, Inventory((gpu,)))
+    nodes, unlinked, groups = device_nodes_of(where, Inventory((gpu,)), ("envvar", "card"))
     assert nodes == {"/dev/kfd": "", "/dev/dri/renderD128": "is no device", "/dev/dri/card0": "is missing"}
+    without, *_ = device_nodes_of(where, Inventory((gpu,)), ("envvar",))
+    assert without.keys() == {"/dev/kfd", "/dev/dri/renderD128"}
     assert (unlinked, groups) == ((), {"/dev/dri/renderD128": (tmp_path / "dev/dri/renderD128").stat().st_gid})
 
 

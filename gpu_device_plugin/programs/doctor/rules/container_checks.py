@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gpu_device_plugin.model.gpus import NVIDIA
-from gpu_device_plugin.node.rules.container_grants import CARD, CONTROL_NODES, DISPLAY
+from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
 from gpu_device_plugin.programs.doctor.rules.symptoms import NodeSymptoms
 from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, grouped, note, ok, warning
 
@@ -39,8 +39,7 @@ def driver(node: NodeSymptoms) -> Iterator[Finding]:
     for why in node.inventory.unread:
         yield error("gpu-unread", "{why}", UNREAD_ADVICE, why=why)
     models = Counter(gpu.product for gpu in node.inventory.gpus if gpu.instance is None)
-    unknown = "of an unknown version" if node.of_nvidia else f"of Linux {node.kernel.release}"
-    version = node.inventory.driver_version or unknown
+    version = node.inventory.driver_version or "of an unknown version"
     if not models and node.inventory.unread:
         return
     if not models:
@@ -134,14 +133,12 @@ def kernel(node: NodeSymptoms) -> Iterator[Finding]:
     if not node.kernel.traces:
         text = "without the capability SYS_PTRACE not all use of GPUs by processes is seen"
         yield note("use-hidden", text, "deploy/overlays/amd gives it to the agent")
-    with_cards = CARD in node.settings.devices
-    closed = {path: group for path, group in node.node_groups.items() if with_cards or not path.startswith(DISPLAY)}
-    if groups := sorted(set(closed.values())):
+    if groups := sorted(set(node.node_groups.values())):
         yield note(
             "device-group",
-            "{paths}: only root and group {groups} of this node may use them",
+            "{paths:device node is|device nodes are} open to root and to group {groups} of this node alone",
             f"a pod whose containers do not run as root needs spec.securityContext.supplementalGroups: {groups}",
-            paths=", ".join(sorted(closed)),
+            paths=len(node.node_groups),
             groups=" and ".join(map(str, groups)),
         )
 
