@@ -39,8 +39,10 @@ _PR_SET_PDEATHSIG = 1
 _SIGKILL = 9
 
 
-def open_driver(source: str, origin_s: float = 0.0, since_s: float = -1.0) -> Driver:
+def open_driver(source: str, origin_s: float = 0.0, since_s: float = -1.0, root: str = "") -> Driver:
     """Open the driver that `source` names: one of `DRIVERS`, or a description of fake hardware, with its times.
+
+    Below `root` are the kernel's files.
 
     Raises:
         HardwareError: the driver cannot be used.
@@ -50,15 +52,19 @@ def open_driver(source: str, origin_s: float = 0.0, since_s: float = -1.0) -> Dr
         from gpu_device_plugin.hardware.fake.fake_driver import Fake  # noqa: PLC0415
 
         return Fake(source, origin_s, since_s)
+    if source == driver.NVML:
+        return _open_nvml()
     from gpu_device_plugin.hardware.amdgpu import pci_devices  # noqa: PLC0415 - small, unlike the driver itself
+    from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles  # noqa: PLC0415 - the same
 
-    found = pci_devices.drivers_in_use() if source == driver.AUTO else [source] if source != driver.NVML else []
+    files = KernelFiles(root)
+    found = pci_devices.drivers_in_use(files) if source == driver.AUTO else [source]
     if not found:
         return _open_nvml()
     from gpu_device_plugin.hardware.amdgpu.drm_driver import Drm  # noqa: PLC0415
 
-    drm = Drm(found)
-    if source != driver.AUTO or not pci_devices.has_nvidia():
+    drm = Drm(found, root)
+    if source != driver.AUTO or not pci_devices.has_nvidia(files):
         return drm
     from gpu_device_plugin.hardware.several_drivers import SeveralDrivers  # noqa: PLC0415
 

@@ -26,6 +26,8 @@ MOST_BYTES: Final = 4 << 20
 """The most bytes of a line. A description has 128 GPUs at most, and their links take 1 MB."""
 _MOST_ID = (1 << 31) - 1
 """The largest ID of a part of a GPU, or number of a device node."""
+_MOST_PATHS = 8
+"""The most device nodes of a GPU."""
 _MOST_LIMIT_MIB = 1 << 44
 """The most that a limit can be: NVML has 64 bits for its bytes."""
 _MOST_PID = (1 << 32) - 1
@@ -152,6 +154,8 @@ def _check_answer(answer: Answer) -> None:
             raise MalformedError(f"GPU {gpu.label} has {gpu.total_mib} MiB")
         if not 0 <= gpu.reserved_mib <= MOST_MIB:
             raise MalformedError(f"the driver keeps {gpu.reserved_mib} MiB of GPU {gpu.label}")
+        if len(gpu.device_paths) > _MOST_PATHS or not all(path.startswith("/dev/") for path in gpu.device_paths):
+            raise MalformedError(f"GPU {gpu.label} has the device nodes {gpu.device_paths[:_MOST_PATHS]}")
         if gpu.instance is not None:
             _check_instance(gpu, gpu.instance, gpus)
     for probe in answer.probes:

@@ -26,7 +26,7 @@ class SeveralDrivers:
         """Open NVML; `others` are open already. Where NVML cannot be used, they are alone, and its error is told."""
         self._drivers = [others]
         self._failure: HardwareError | None = None
-        self._events: queue.SimpleQueue[list[Record] | BaseException] | None = None
+        self._events: queue.Queue[list[Record] | BaseException] | None = None
         try:
             self._drivers.insert(0, open_nvml())
         except HardwareError as error:
@@ -39,7 +39,7 @@ class SeveralDrivers:
             try:
                 listings.append(driver.inventory())
             except HardwareError as error:
-                self._failure = error
+                self._failure = self._failure or error
                 self._drivers.remove(driver)
         gpus = [gpu for listing in listings for gpu in listing["gpus"]]
         if self._failure is not None and not gpus:
@@ -81,7 +81,7 @@ class SeveralDrivers:
     def wait_events(self, timeout_s: float) -> list[Record]:
         """Wait for an event of any driver; see `Driver.wait_events`."""
         if self._events is None:
-            self._events = queue.SimpleQueue()
+            self._events = queue.Queue(1)  # full, it holds up whoever has more
             for driver in self._drivers:
                 threading.Thread(target=self._wait, args=(driver, self._events), name="events", daemon=True).start()
         try:
@@ -93,7 +93,7 @@ class SeveralDrivers:
         return found
 
     @staticmethod
-    def _wait(driver: Driver, events: queue.SimpleQueue[list[Record] | BaseException]) -> None:
+    def _wait(driver: Driver, events: queue.Queue[list[Record] | BaseException]) -> None:
         try:
             while True:
                 if records := driver.wait_events(_WAIT_S):

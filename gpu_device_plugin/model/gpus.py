@@ -69,8 +69,9 @@ class Gpu:
     """A GPU, or a MIG instance of one, as the driver describes it. Not all platforms know more than UUID and memory."""
 
     uuid: str
-    """``GPU-`` or ``MIG-`` and 36 characters; that of a GPU is stable over reboots, driver upgrades and slots. The only
-    name used for a decision."""
+    """``GPU-`` or ``MIG-`` and 36 characters; that of a GPU is stable over reboots, driver upgrades and slots. Of other
+    drivers ``GPU-`` and 16 hexadecimal digits, or ``PCI-`` and its address where the driver knows none; ``-p<N>`` at
+    the end is a partition. The only name used for a decision."""
     index: int
     """NVML's index, in PCI order; of a MIG instance that of its GPU. For display only: it shifts when a GPU
     disappears."""

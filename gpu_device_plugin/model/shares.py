@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from gpu_device_plugin.model.gpus import MOST_POSITIONS, Gpu, Inventory, Link, Links
+from gpu_device_plugin.model.gpus import MOST_POSITIONS, NVIDIA, Gpu, Inventory, Link, Links
 from gpu_device_plugin.model.memory import MAX_DEVICE_IDS, format_mib, shares_of, smallest_share_mib
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind
@@ -46,7 +46,8 @@ def unknown_exclusions(excluded: Iterable[str], inventory: Inventory) -> str:
     unknown = [name for name in excluded if name not in known] if known else []
     if not unknown:
         return ""
-    return f"--exclude-gpus names {', '.join(unknown)}, but this node has no such GPU; see nvidia-smi -L, and use UUIDs"
+    see = "nvidia-smi -L" if any(gpu.driver == NVIDIA for gpu in inventory.gpus) else "the agent's log"
+    return f"--exclude-gpus names {', '.join(unknown)}, but this node has no such GPU; see {see}, and use UUIDs"
 
 
 def misread_exclusions(excluded: Iterable[str], inventory: Inventory, shares: Shares) -> str:
@@ -308,6 +309,8 @@ class Shares:
         shared = next((shared for shared in self.gpus if shared.gpu.uuid == gpu.uuid), None)
         if shared is not None:
             return shared.name
+        if gpu.driver != NVIDIA:
+            return f"the GPU {gpu.uuid}"
         kind = "GPU" if gpu.instance is None else "MIG instance"
         return f"the {kind} {gpu.uuid} (nvidia-smi counts it as {gpu.label})"
 

@@ -34,13 +34,14 @@ from gpu_device_plugin.settings.knobs import Form, SettingsError, knob
 
 
 def _gpu_name(text: str) -> str:
-    if re.fullmatch(
-        r"[0-9]{1,3}(:[0-9]{1,2})?|GPU-[0-9a-fA-F-]{36}|GPU-[0-9A-F]{16}(-p[0-7])?|PCI-[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7](-p[0-7])?|MIG-[0-9a-zA-Z/-]{36,92}",
-        text,
-        re.ASCII,
-    ):
+    of_kernel = r"(?:GPU-[0-9A-F]{16}|PCI-[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7])(?:-p[0-7])?"
+    of_nvml = r"GPU-[0-9a-fA-F-]{36}|MIG-[0-9a-zA-Z/-]{36,92}"
+    if re.fullmatch(rf"[0-9]{{1,3}}(:[0-9]{{1,2}})?|{of_nvml}|{of_kernel}", text, re.ASCII):
         return text
-    raise ValueError(f"{text!r} is neither an index nor a UUID of a GPU, as nvidia-smi -L prints them")
+    raise ValueError(
+        f"{text!r} is neither an index nor a UUID of a GPU, as nvidia-smi -L prints them; the agent's "
+        "log names those of other drivers"
+    )
 
 
 def _cdi_kind(text: str) -> str:
@@ -119,7 +120,7 @@ class NodeSettings(ResourceSettings, LogSettings):
         some_of(*DELIVERIES),
         "How GPUs reach a container: envvar (NVIDIA_VISIBLE_DEVICES, for the nvidia runtime), device-specs (also the "
         "/dev/nvidia* nodes, so that GPUs survive a systemctl daemon-reload), cdi (CDI names). GPUs of other drivers "
-        "always come as device nodes, with card also /dev/dri/card*.",
+        "always come as device nodes, with card also /dev/dri/cardN.",
         live=True,
     )
     cdi_kind: str = knob(

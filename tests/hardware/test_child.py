@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.child import open_driver, serve
 from gpu_device_plugin.hardware.driver import HardwareError
+from tests.hardware.amdgpu import trees
 from tests.patience import stretched
 
 Record = dict[str, Any]
@@ -159,3 +161,62 @@ def test_it_loads_nothing_that_it_does_not_need() -> None:
     )
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=stretched(), check=True)
     assert loaded.stdout == b"\n"
+
+
+# --- Which driver is opened -------------------------------------------------------------------------------------------
+
+NVIDIA_CARD = {
+    "/sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de",
+    "/sys/bus/pci/devices/0000:01:00.0/class": "0x030200",
+}
+BOUND = {"/sys/bus/pci/drivers/amdgpu/0000:03:00.0/vendor": "0x1002", "/sys/bus/pci/drivers/amdgpu/bind": ""}
+HOST_BRIDGE = {
+    "/sys/bus/pci/devices/0000:00:00.0/vendor": "0x8086",
+    "/sys/bus/pci/devices/0000:00:00.0/class": "0x060000",
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "files", "opened"),
+    [
+        ("auto", {}, "nvml"),
+        ("auto", {"/sys/bus/pci/drivers/amdgpu/bind": "", **NVIDIA_CARD}, "nvml"),
+        ("auto", {**BOUND, **HOST_BRIDGE}, "Drm"),
+        ("auto", {"/sys/bus/pci/drivers/xe/0000:03:00.0/vendor": "0x8086"}, "Drm"),
+        ("auto", {**BOUND, **NVIDIA_CARD}, "SeveralDrivers"),
+        ("amdgpu", {**BOUND, **NVIDIA_CARD}, "Drm"),
+        ("xe", {}, "Drm"),
+        ("nvml", {**BOUND, **NVIDIA_CARD}, "nvml"),
+    ],
+)
+def test_auto_opens_each_driver_that_the_node_has_and_nvml_alone_where_it_has_no_other(
+    source: str, files: dict[str, str], opened: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gpu_device_plugin.hardware.nvml.nvml_driver", None)
+    trees.write(tmp_path, files)
+    if opened == "nvml":
+        with pytest.raises(HardwareError, match="nvidia-ml-py cannot be loaded"):
+            open_driver(source, root=str(tmp_path))
+    else:
+        assert type(open_driver(source, root=str(tmp_path))).__name__ == opened
+
+
+def test_where_nvml_is_alone_only_the_look_at_the_pci_bus_is_loaded_for_the_others(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from gpu_device_plugin.hardware import child\n"
+        "sys.modules['gpu_device_plugin.hardware.nvml.nvml_driver'] = None\n"
+        "try: child.open_driver(*sys.argv[1:2], root=sys.argv[2])\n"
+        "except child.HardwareError: pass\n"
+        "print(*sorted(name.rpartition('.')[2] for name in sys.modules if '.amdgpu.' in name or 'several' in name),"
+        "*{'asyncio', 'dataclasses', 'typing', 'pathlib', 'queue', 'ctypes'} & set(sys.modules))"
+    )
+
+    def loaded(source: str) -> list[str]:
+        run = subprocess.run(
+            [sys.executable, "-c", program, source, str(tmp_path)], capture_output=True, timeout=stretched(), check=True
+        )
+        return run.stdout.decode().split()
+
+    assert loaded("auto") == ["kernel_files", "pci_devices"]
+    assert loaded("nvml") == []

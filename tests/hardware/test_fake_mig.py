@@ -277,7 +277,10 @@ def test_gpus_are_connected_and_their_instances_are_not() -> None:
         ("1xH100:mig=3c.3g.40gb", "gpus.mig: '3c.3g.40gb' is no part of a 3g.40gb, which has 3 slices"),
         ("1xH100:mig=1g.10gb*0", "gpus.mig: 0 is not a number of GPUs or instances; write 1 to 128"),
         ("1xH100:mig=on", "gpus.mig: 'on' is neither true nor false, nor instances like 1g.10gb*7"),
-        ("1xH100:mig=", "gpus: '1xH100:mig=' is not like 4xT4, 2xH200-141GiB or 1xH100:mig=1g.10gb*7"),
+        (
+            "1xH100:mig=",
+            "gpus: '1xH100:mig=' is not like 4xT4, 2xH200-141GiB, 1xH100:mig=1g.10gb*7 or 1xMI300X:partition=cpx",
+        ),
         ("17xH100:mig=1g.10gb*7", "gpus: 17 GPUs with 119 instances are too many; 128 is the maximum for one node"),
         ([{"model": "H100", "mig": 7}], "gpus[0].mig: 7 is neither true nor false"),
         ([{"model": "H100", "mig": [7]}], "gpus[0].mig: 7 is not a mapping; it may have the keys profile, count, gi,"),

@@ -137,6 +137,7 @@ def test_a_gpu_is_named_by_its_number_or_without_one_by_its_uuid() -> None:
     shares = Shares(1024).with_inventory(Inventory((a, b)))
     assert shares.name_of(b) == "GPU 0"
     assert shares.name_of(a) == "the GPU GPU-a (nvidia-smi counts it as 0)"
+    assert shares.name_of(replace(card("GPU-c", 2), driver="amdgpu")) == "the GPU GPU-c"
 
 
 @pytest.mark.parametrize(
@@ -183,6 +184,11 @@ def test_an_excluded_gpu_that_the_node_lacks_is_named(excluded: tuple[str, ...],
     assert said.startswith(start)
     assert bool(said) == bool(start)
     assert unknown_exclusions(excluded, Inventory()) == ""
+
+
+def test_where_gpus_of_other_drivers_are_named_is_told() -> None:
+    said = unknown_exclusions(("9",), Inventory((replace(card("PCI-0000:03:00.0", 0), driver="xe"),)))
+    assert said == "--exclude-gpus names 9, but this node has no such GPU; see the agent's log, and use UUIDs"
 
 
 def test_a_later_gpu_comes_after_the_others_whatever_its_slot() -> None:

@@ -1,10 +1,10 @@
 """Parse and check a description of fake GPUs and of events on a timeline.
 
 A description is short or a YAML or JSON file, read again whenever it changes. The short form names how many GPUs of
-which models there are, if need be with their memory and the MIG instances of each: ``fake:4xT4``,
-``fake:2xH200-141GiB,1xA10``, ``fake:2xH100:mig=3g.40gb/1g.10gb*4``. A file::
+which models there are, if need be with their memory and the MIG instances or partitions of each: ``fake:4xT4``,
+``fake:2xH200-141GiB,1xA10``, ``fake:2xH100:mig=3g.40gb/1g.10gb*4``, ``fake:8xMI300X:partition=cpx``. A file::
 
-    driver: 580.65.06
+    driver: 580.65.06                         # its version; null: unknown
     cgroup: 2                                 # version of control groups; null: unknown
     gpus:
       - 2xT4                                  # the short form, or
@@ -17,6 +17,11 @@ which models there are, if need be with their memory and the MIG instances of ea
       - {model: H100, mig: [3g.40gb, 1g.10gb*2, {profile: 1g.10gb, gi: 7, uuid: MIG-..., memory: 9GiB}]}
                                               # A GPU is divided as real ones are, or refused; 1c.3g.40gb*2 are two
                                               # compute instances of one GPU instance
+      - {model: MI300X, partition: cpx}       # eight GPUs, each with an eighth of the memory; spx, dpx and qpx make 1,
+                                              # 2 and 4. The UUID given for all gets -p0, -p1 and so on
+      - {model: B580, devices: [/dev/dri/renderD128]}  # the device nodes that containers get; without it none, because
+                                              # one that the node lacks would keep them from starting. GPUs of NVIDIA's
+                                              # have /dev/nvidia with their minor
     links:
       - {gpus: [0, 1], closeness: switch}     # others are connected as their models usually are
     events:
@@ -55,12 +60,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.fake import value_forms as forms
 from gpu_device_plugin.hardware.fake.fake_telemetry import CONDITION
-from gpu_device_plugin.hardware.fake.gpu_models import MODELS, UNIFIED, divided
+from gpu_device_plugin.hardware.fake.gpu_models import MODELS, OTHERS, PARTITIONS, UNIFIED, divided, partitions
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError, Fields, Reader, Readers, Where
 from gpu_device_plugin.model.gpus import MOST_GPUS, NVIDIA, Closeness
 
@@ -68,7 +73,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.hardware.driver import Record
 
 _NO_MODEL = ("Fake GPU", 0, 0, 0, None)
-_DRIVER_VERSION = "580.65.06"
+_MOST_DEVICES, _LONGEST_DEVICE = 8, 64
+_DRIVER_VERSIONS = {NVIDIA: "580.65.06", "amdgpu": "6.14.14"}
 _CGROUP = 2
 CLOSENESS = {forms.name_of(level): level for level in Closeness}
 ACTIONS = (
@@ -76,7 +82,11 @@ ACTIONS = (
     *("drain-and-reset", "recover-imex", "bus-reset", "system-reboot"),
 )
 """By the numbers that `node.rules.gpu_health` explains, as NVML calls them."""
-_SHORT = re.compile(r"(?P<count>[0-9]+)x(?P<model>[A-Za-z0-9]+)(?:-(?P<memory>[^:]+))?(?::mig=(?P<mig>.+))?", re.ASCII)
+_SHORT = re.compile(
+    r"(?P<count>[0-9]+)x(?P<model>[A-Za-z0-9]+)(?:-(?P<memory>[^:]+))?"
+    r"(?::mig=(?P<mig>.+)|:partition=(?P<partition>.+))?",
+    re.ASCII,
+)
 _PROFILES = re.compile(r"(?P<profile>[0-9][^*\s]*)(?:\*(?P<count>[0-9]{1,3}))?", re.ASCII)
 
 
@@ -164,10 +174,16 @@ def _understood(source: str, document: object) -> Description:
         {
             "hang": 0.0,
             "failure": "none",
-            "driver": top.get("driver", _DRIVER_VERSION),
+            "driver": top.get("driver", _driver_version(gpus)),
             "cgroup": top.get("cgroup", _CGROUP),
         },
     )
+
+
+def _driver_version(gpus: Sequence[Fields]) -> str | None:
+    """Return the version of the driver, of several that of NVIDIA's."""
+    drivers = {gpu["driver"] for gpu in gpus} or {NVIDIA}
+    return next((version for driver, version in _DRIVER_VERSIONS.items() if driver in drivers), None)
 
 
 def _check_uuids(where: Where, gpus: Sequence[Fields]) -> None:
@@ -211,9 +227,21 @@ def _mig_state(where: Where, gpu: Fields) -> Fields:
         raise where.error(str(error)) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """A GPU as described: `part` of the `parts` on a board of the node."""
+
+    where: Where
+    model: str | None
+    fields: Fields
+    board: int
+    part: int
+    parts: int
+
+
 def _gpus(where: Where, value: object) -> list[Fields]:
     entries = value.split(",") if isinstance(value, str) else where.list(value)
-    described: list[tuple[Where, str | None, Fields]] = []
+    described: list[_Described] = []
     for n, entry in enumerate(entries):
         inside = where if isinstance(value, str) else where.item(n)
         fields = _short(inside, entry) if isinstance(entry, str) else inside.fields(entry, _GPU)
@@ -223,37 +251,61 @@ def _gpus(where: Where, value: object) -> list[Fields]:
         model = fields.pop("model", None)
         if model is None and "memory" not in fields:
             raise inside.error("a GPU needs a model or its memory")
-        described += [(inside, model, fields)] * count
+        parts = _parts(inside, model, fields)
+        first = described[-1].board + 1 if described else 0
+        described += [
+            _Described(inside, model, fields, first + board, part, parts)
+            for board in range(count)
+            for part in range(parts)
+        ]
     if len(described) > MOST_GPUS:
         raise where.error(f"{len(described)} GPUs are too many; {MOST_GPUS} is the maximum for one node")
-    return [_gpu(*each, position, len(described)) for position, each in enumerate(described)]
+    return [_gpu(each, position, described[-1].board + 1) for position, each in enumerate(described)]
+
+
+def _parts(where: Where, model: str | None, fields: Fields) -> int:
+    """Return of how many GPUs a board consists."""
+    if (mode := fields.pop("partition", None)) is None:
+        return 1
+    try:
+        count = partitions(model, mode)
+    except ValueError as error:
+        raise where.inside("partition").error(str(error)) from error
+    if count > 1 and fields.get("memory_limits"):
+        raise where.inside("memory_limits").error("the kernel limits the memory of a board, not that of its partitions")
+    return count
 
 
 def _short(where: Where, text: str) -> Fields:
     match = _SHORT.fullmatch(text.strip())
     if match is None:
-        raise where.error(f"{text.strip()!r} is not like 4xT4, 2xH200-141GiB or 1xH100:mig=1g.10gb*7")
+        raise where.error(
+            f"{text.strip()!r} is not like 4xT4, 2xH200-141GiB, 1xH100:mig=1g.10gb*7 or 1xMI300X:partition=cpx"
+        )
     return where.fields({key: value for key, value in match.groupdict().items() if value is not None}, _GPU)
 
 
-def _gpu(where: Where, model: str | None, fields: Fields, position: int, count: int) -> Fields:
+def _gpu(described: _Described, position: int, boards: int) -> Fields:
+    model, fields, board, parts = described.model, described.fields, described.board, described.parts
     product, memory, reserved, nvlinks, architecture = _NO_MODEL if model is None else MODELS[model]
-    domain, slot = divmod(position, 30)
+    driver_name, units, watts, _ = OTHERS.get(model or "", (NVIDIA, None, 0, 1))
+    domain, slot = divmod(board, 30)
+    minor = fields.get("minor", position) if driver_name == NVIDIA else None
     gpu = {
-        "uuid": _uuid("GPU", f"{model} {position}"),
         "model": model,
         "index": position,
         "minor": position,
-        "driver": NVIDIA,
-        "compute_units": None,
-        "devices": [f"/dev/nvidia{fields.get('minor', position)}"] if fields.get("minor", position) is not None else [],
+        "driver": driver_name,
+        "compute_units": units and units // parts,
+        "watts": watts,
+        "devices": [] if minor is None else [f"/dev/nvidia{minor}"],
         "product": product,
         "memory": memory,
         "reserved": reserved,
         "nvlinks": nvlinks,
         "pci": f"{domain:04x}:{8 * (slot + 1):02x}:00.0",
-        # The first half of the GPUs is on the first CPU socket, as on most machines with several sockets.
-        "numa": position * 2 // count,
+        # The first half of the boards is on the first CPU socket, as on most machines with several sockets.
+        "numa": board * 2 // boards,
         "mig": False,
         "memory_limits": False,
         "unified": model in UNIFIED,
@@ -264,7 +316,20 @@ def _gpu(where: Where, model: str | None, fields: Fields, position: int, count: 
         "used": 0,
         **fields,
     }
-    return {**gpu, **_mig_state(where.inside("mig"), gpu)}
+    gpu.setdefault("uuid", _usual_uuid(gpu, board))
+    if parts > 1:
+        gpu |= {"uuid": f"{gpu['uuid']}-p{described.part}", "memory": gpu["memory"] // parts}
+    return {**gpu, **_mig_state(described.where.inside("mig"), gpu)}
+
+
+def _usual_uuid(gpu: Fields, board: int) -> str:
+    """Return the UUID that a driver gives a board: the kernel's are shorter, and of some the kernel knows none."""
+    uuid = _uuid("GPU", f"{gpu['model']} {board}")
+    if gpu["driver"] == NVIDIA:
+        return uuid
+    if gpu["driver"] == "xe" and gpu["pci"]:
+        return f"PCI-{gpu['pci']}"
+    return f"GPU-{uuid.replace('-', '')[3:19].upper()}"
 
 
 def _uuid(prefix: str, seed: str) -> str:
@@ -363,6 +428,15 @@ def _count(value: object) -> int:
     return count
 
 
+def _devices(value: object) -> list[str]:
+    """Read the paths of device nodes."""
+    paths: list[Any] = value if isinstance(value, list) and len(value) <= _MOST_DEVICES else [None]
+    plain = re.compile(rf"/dev/[A-Za-z0-9/_-]{{1,{_LONGEST_DEVICE}}}", re.ASCII)
+    if not all(isinstance(path, str) and plain.fullmatch(path) for path in paths):
+        raise ValueError(f"{value!r} is no list of up to {_MOST_DEVICES} paths like /dev/dri/renderD128")
+    return paths
+
+
 def _action(value: object) -> int | None:
     """Read a recovery action by name or number; null means that the driver does not report it."""
     return ACTIONS.index(forms.one_of(ACTIONS)(value)) if isinstance(value, str) else forms.or_null(forms.whole)(value)
@@ -399,6 +473,8 @@ _GPU: Readers = {
     "uuid": forms.text,
     "index": forms.whole,
     "minor": forms.or_null(forms.whole),
+    "devices": _devices,
+    "partition": forms.one_of(PARTITIONS),
     "pci": forms.or_null(forms.text),
     "numa": forms.or_null(forms.whole),
     "memory_limits": forms.switch,
@@ -431,7 +507,7 @@ _NODE_EVENT: Readers = {
 }
 _PROCESS: Readers = {"pid": forms.whole, "used": forms.or_null(forms.size), "sm": forms.or_null(forms.at_most(100))}
 _TOP: Readers = {
-    "driver": forms.text,
+    "driver": forms.or_null(forms.text),
     "cgroup": forms.or_null(forms.whole),
     "gpus": _any,
     "links": _any,

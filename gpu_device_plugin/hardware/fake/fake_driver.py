@@ -16,12 +16,14 @@ from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.fake.description import Description, read
 from gpu_device_plugin.hardware.fake.fake_telemetry import FakeCondition
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError, Fields
+from gpu_device_plugin.model.gpus import NVIDIA
 
 if TYPE_CHECKING:
     from gpu_device_plugin.hardware.driver import Record
 
 _LOOK_EVERY_S = 0.02
 _INVALID_ARGUMENT, _NOT_FOUND, _FUNCTION_NOT_FOUND = 2, 6, 13  # NVML's codes
+_LOST, _GONE = {NVIDIA: "GPU is lost (15)"}, "it is gone from the PCI bus"
 _LOUD = {"xid", "ecc", "remap", "recovery_action", "mig"}  # a driver reports events for these
 
 
@@ -80,7 +82,7 @@ class Fake:
             "cgroup": node["cgroup"],
             "left_out": len(gpus) - len(listed),
             "troubles": [
-                f"the GPU that nvidia-smi counts as {gpu['index']} is left out, it cannot be read: GPU is lost (15)"
+                f"the GPU {_counted(gpu)} is left out, it cannot be read: {_LOST.get(gpu['driver'], _GONE)}"
                 for gpu in gpus
                 if gpu["lost"]
             ],
@@ -230,7 +232,8 @@ class Fake:
         if gpu is None or gpu["lost"]:
             self._lost.add(uuid)
         if gpu is None or uuid in self._lost:
-            yield {"uuid": uuid, "error": "the driver cannot read it: GPU is lost (15)", "lost": True}
+            why = _LOST[NVIDIA] if gpu is None else _LOST.get(gpu["driver"], _GONE)
+            yield {"uuid": uuid, "error": f"the driver cannot read it: {why}", "lost": True}
         elif gpu["error"] is not None:
             yield {"uuid": uuid, "error": f"the driver cannot read it: {gpu['error']}", "lost": False}
         else:
@@ -238,6 +241,10 @@ class Fake:
             for instance in gpu["instances"] if instances else ():
                 if instance["uuid"] in self._listed:
                     yield _instance_reading(gpu, instance)
+
+
+def _counted(gpu: Fields) -> str:
+    return f"that nvidia-smi counts as {gpu['index']}" if gpu["driver"] == NVIDIA else str(gpu["uuid"])
 
 
 def _read_or_fail(source: str) -> Description:

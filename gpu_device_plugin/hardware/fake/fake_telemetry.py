@@ -37,6 +37,16 @@ _RATES = {
 }
 """Keys that say how fast a counter grows: its group and field, and by how much in a second for one unit of the key."""
 _WRAPS = (1 << 63) - 1
+_NOT_TOLD: Mapping[str, Fields] = {
+    "amdgpu": dict.fromkeys(("persistence", "encoder", "decoder", "remapped_rows")),
+    "xe": dict.fromkeys(
+        (
+            *("persistence", "slowdown", "throttle", "memory_clock", "memory_clock_max", "remapped_rows"),
+            *("sm", "memory_busy", "encoder", "decoder", "power_limit_default"),
+        )
+    ),
+}
+"""By driver, what it does not tell of any GPU."""
 
 
 def _throttle(value: object) -> int:
@@ -62,7 +72,7 @@ def _usual(gpu: Fields) -> Fields:
     """Return the usual condition of a GPU under the load of its processes, by the keys of a description."""
     processes = gpu["processes"] if isinstance(gpu["processes"], list) else ()
     sm = min(100, sum(process["sm"] or 0 for process in processes))
-    default = 70 if gpu["memory"] < 20 << 10 else 300 if gpu["memory"] < 60 << 10 else 700
+    default = gpu["watts"] or (70 if gpu["memory"] < 20 << 10 else 300 if gpu["memory"] < 60 << 10 else 700)
     limit = gpu.get("power_limit") or default
     load = {"sm": sm, "memory_busy": sm // 2, "encoder": 0, "decoder": 0}
     return {
@@ -81,6 +91,7 @@ def _usual(gpu: Fields) -> Fields:
         **dict.fromkeys(("throttle", "pcie_replays", "remapped_rows"), 0),
         **({} if gpu["mig"] else load),  # of a GPU in MIG mode the driver does not tell it
         **({"nvlink_errors": 0} if gpu["nvlinks"] else {}),
+        **_NOT_TOLD.get(gpu["driver"], {}),
     }
 
 

@@ -1,4 +1,4 @@
-"""The models of GPUs that fakes can be: memory, links, and MIG instances, which are placed by the hardware's rules."""
+"""The models of GPUs that fakes can be: memory, links, partitions, and MIG instances, which the hardware places."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Product, total MiB, MiB reserved by the driver, NVLinks to each other GPU of its kind, architecture; the first two as
 # nvidia-smi prints them with drivers from r510 on. The reserved size depends on the driver; these are of r550.
-MODELS: Mapping[str, tuple[str, int, int, int, str]] = {
+MODELS: Mapping[str, tuple[str, int, int, int, str | None]] = {
     "P4": ("Tesla P4", 7680, 89, 0, "Pascal"),
     "P40": ("Tesla P40", 24576, 130, 0, "Pascal"),
     "P100": ("Tesla P100-PCIE-16GB", 16384, 108, 0, "Pascal"),
@@ -49,7 +49,30 @@ MODELS: Mapping[str, tuple[str, int, int, int, str]] = {
     "RTX3090": ("NVIDIA GeForce RTX 3090", 24576, 317, 0, "Ampere"),
     "RTX4090": ("NVIDIA GeForce RTX 4090", 24564, 402, 0, "Ada Lovelace"),
     "RTX5090": ("NVIDIA GeForce RTX 5090", 32607, 516, 0, "Blackwell"),
+    # mem_info_vram_total of amdgpu, which was seen on each. The kernel tells of no memory that it keeps.
+    "MI210": ("AMD Instinct MI210", 65520, 0, 0, "gfx90a"),
+    "MI300X": ("AMD Instinct MI300X", 196592, 0, 1, "gfx942"),
+    "MI308X": ("AMD Instinct MI308X", 196592, 0, 1, "gfx942"),
+    "MI355X": ("AMD Instinct MI355X", 294896, 0, 1, "gfx950"),
+    "RX7900XTX": ("AMD Radeon RX 7900 XTX", 24560, 0, 0, "gfx1100"),
+    "W7900": ("AMD Radeon PRO W7900", 49136, 0, 0, "gfx1100"),
+    "RX9070XT": ("AMD Radeon RX 9070 XT", 16304, 0, 0, "gfx1201"),
+    # The same of xe: what it can use of 12 GiB. The kernel has no name for it.
+    "B580": ("Intel GPU 8086:e20b", 12216, 0, 0, None),
 }
+OTHERS: Mapping[str, tuple[str, int | None, int, int]] = {
+    "MI210": ("amdgpu", 104, 300, 1),
+    "MI300X": ("amdgpu", 304, 750, 8),
+    "MI308X": ("amdgpu", 80, 650, 4),
+    "MI355X": ("amdgpu", 256, 1400, 8),
+    "RX7900XTX": ("amdgpu", 96, 339, 1),
+    "W7900": ("amdgpu", 96, 241, 1),
+    "RX9070XT": ("amdgpu", 64, 304, 1),
+    "B580": ("xe", None, 190, 1),
+}
+"""The models that another driver than NVIDIA's has: it, their compute units, watts, and dies."""
+PARTITIONS = {"spx": 1, "dpx": 2, "qpx": 4, "cpx": 8}
+"""How many GPUs a board becomes, by the kernel's name of the mode; of a board with fewer dies `cpx` makes as many."""
 UNIFIED = frozenset({"GB10"})
 """The models with the memory of the machine."""
 
@@ -113,6 +136,22 @@ def gpu_instance(size: int, start: int, slices: int) -> int:
     The driver numbers the whole memory, then its halves, its quarters, and so on: 0, 1 to 2, 3 to 6, 7 to 14.
     """
     return slices // size - 1 + start // size
+
+
+def partitions(model: str | None, mode: str) -> int:
+    """Return how many GPUs a board of a model is in a mode of `PARTITIONS`.
+
+    Raises:
+        ValueError: it has no such mode; the message says which it has.
+    """
+    *_, dies = OTHERS.get(model or "", (1,))
+    if dies == 1:
+        models = _or([each for each, (*_, most) in OTHERS.items() if most > 1])
+        raise ValueError(f"{model or 'a GPU without a model'} cannot be partitioned; {models} can")
+    modes = {each: parts for each, parts in PARTITIONS.items() if parts < dies} | {"cpx": dies}
+    if mode not in modes:
+        raise ValueError(f"{mode!r} is no mode of this model; it has {', '.join(modes)}")
+    return modes[mode]
 
 
 # --- Dividing a GPU ---------------------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from gpu_device_plugin.model.placing import Placement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import Shares
 
-ENVVAR, DEVICE_SPECS, CARD = "envvar", "device-specs", "card"
-DELIVERIES = (ENVVAR, DEVICE_SPECS, "cdi", CARD)
-"""How a container can get its GPUs."""
+ENVVAR, DEVICE_SPECS, CDI, CARD = "envvar", "device-specs", "cdi", "card"
+DELIVERIES = (ENVVAR, DEVICE_SPECS, CDI, CARD)
+"""How a container can get its GPUs. `CARD` adds a node for those of other drivers, and alone is as with `ENVVAR`."""
 
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 """Device nodes without which CUDA does not start."""
@@ -136,7 +136,7 @@ def grant(
     # NVIDIA's runtime, which may be the node's default, refuses UUIDs that it does not know.
     uuids = [shared.gpu.uuid for shared in gpus if shared.gpu.driver == NVIDIA]
     # CDI names alone are complete. CUDA images set this variable to `all`, which NVIDIA's runtime would obey as well.
-    visible = (",".join(uuids) or "void") if delivery.methods & {ENVVAR, DEVICE_SPECS} else "void"
+    visible = "void" if delivery.methods - {CARD} == {CDI} else ",".join(uuids) or "void"
     envs = {**added.envs, variables.VISIBLE_DEVICES: visible}
     if placement.demand.kind is Kind.MEMORY:
         own = sum(count for _, count in placement.shares)
@@ -157,7 +157,7 @@ def grant(
     if delivery.device_specs and uuids:
         nodes = [*CONTROL_NODES, *(node for node in OPTIONAL_NODES if node in present)]
     nodes += gpu_nodes((shared.gpu for shared in gpus), delivery)
-    cdi = tuple(f"{delivery.cdi_kind}={uuid}" for uuid in uuids) if "cdi" in delivery.methods else ()
+    cdi = tuple(f"{delivery.cdi_kind}={uuid}" for uuid in uuids) if CDI in delivery.methods else ()
     return Grant(envs, tuple(nodes), cdi, added.mounts, owner.key)
 
 

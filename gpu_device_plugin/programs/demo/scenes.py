@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
 from gpu_device_plugin.model.contract.variables import LIMITS, MEMORY_LIMIT, VISIBLE_DEVICES
+from gpu_device_plugin.model.gpus import NVIDIA
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.mig import MigMode
@@ -58,15 +59,17 @@ async def _share(story: Story) -> None:
     story.check("They share one GPU.", len(story.world.gpus_of(*pods)) == 1)
     envs = [pod.only.received.envs for pod in pods]
     limit = str(each * world.shares.share_mib)
+    by_variable = all(shared.gpu.driver == NVIDIA for shared in story.world.gpus_of(*pods))
+    names = (VISIBLE_DEVICES, MEMORY_LIMIT) if by_variable else (MEMORY_LIMIT,)
     story.check(
-        f"Each has its GPU and its {limit} MiB limit in its environment.",
+        f"Each has its {'GPU and its ' * by_variable}{limit} MiB limit in its environment.",
         all(
-            env.get(VISIBLE_DEVICES) == shared.gpu.uuid and env.get(MEMORY_LIMIT) == limit
+            env.get(name) == {VISIBLE_DEVICES: shared.gpu.uuid, MEMORY_LIMIT: limit}[name]
             for pod, env in zip(pods, envs, strict=True)
             for shared in story.world.gpus_of(pod)
+            for name in names
         ),
     )
-    names = (VISIBLE_DEVICES, MEMORY_LIMIT)
     # The whole UUID would be wider than a narrow terminal.
     values = {name: envs[0].get(name, "") for name in names}
     shown = (f"{name}={value if len(value) < 20 else f'{value[:17]}...'}" for name, value in values.items())
@@ -144,7 +147,8 @@ async def _fail(story: Story) -> None:
         return
     broken = in_use[0]
     name = f"GPU {broken.position}"
-    story.say(f"The driver reports XID {_XID} on {name}, {_XID_MEANING}. Then a new pod requests {world.memory}: 1.")
+    reports = f"XID {_XID} on {name}, {_XID_MEANING}" if broken.gpu.driver == NVIDIA else f"{_XID_MEANING} on {name}"
+    story.say(f"The driver reports {reports}. Then a new pod requests {world.memory}: 1.")
     await _strike(story, broken, _XID)
     story.check("Running pods keep their GPUs.", world.held() == before)
     others = bool(story.open())
@@ -220,20 +224,23 @@ _GPUS_ASKED = 2
 
 
 async def _strike(story: Story, broken: SharedGpu, xid: int) -> None:
-    """Let the driver report an XID for a GPU, and ask for a reset."""
+    """Let the driver report an XID for a GPU, if it is one with XIDs, and ask for a reset."""
     world, name = story.world, f"GPU {broken.position}"
-    error = {"at": 0, "gpu": broken.gpu.uuid, "xid": xid}
+    with_xids = broken.gpu.driver == NVIDIA
+    asks = {"at": 0, "gpu": broken.gpu.uuid, "ecc": 1, "recovery_action": "gpu-reset"}
+    error = {"at": 0, "gpu": broken.gpu.uuid, "xid": xid} if with_xids else asks
     world.strike(error)
     await story.expect(
         f"{name} is unhealthy, with all its devices.",
         lambda: world.node.blocks.keys() == {broken.gpu.uuid},
     )
     # Only now, so that the XID is the agent's first notice of the fault: a reading could come before the event.
-    asks = {"at": 0, "gpu": broken.gpu.uuid, "xid": _XID_ASKS, "ecc": 1, "recovery_action": "gpu-reset"}
-    world.strike(error, asks)
+    if with_xids:
+        world.strike(error, {**asks, "xid": _XID_ASKS})
+    said = f"XID {_XID_ASKS}" if with_xids else "the driver asks for a reset"
     await story.expect(
         "The log says why.",
-        lambda: None not in (world.agent.said(f"XID {_XID_ASKS}"), world.agent.unhealthy(broken.gpu.uuid)),
+        lambda: None not in (world.agent.said(said), world.agent.unhealthy(broken.gpu.uuid)),
     )
 
 

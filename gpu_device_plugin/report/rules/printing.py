@@ -66,8 +66,10 @@ def place(gpu: ListedGpu) -> str:
 
 
 def short_uuid(uuid: str) -> str:
-    """Return the first part of a GPU's UUID, enough to tell the GPUs of a node apart."""
-    return uuid.removeprefix("MIG-").removeprefix("GPU-").partition("-")[0] or "-"
+    """Return the first part of a GPU's UUID, and a partition's number: enough to tell the GPUs of a node apart."""
+    first, _, rest = uuid.removeprefix("MIG-").removeprefix("GPU-").removeprefix("PCI-").partition("-")
+    first = first if ":" in first else first[:8]
+    return f"{first}-{rest}" if rest.startswith("p") else first or "-"
 
 
 def printable(text: str) -> str:

@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
-from gpu_device_plugin.model.gpus import Gpu, Inventory
+import pytest
+
+from gpu_device_plugin.model.gpus import Gpu, Inventory, MigInstance
+from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.placing import Demand, Placement
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import Shares
@@ -113,3 +116,130 @@ def test_what_features_add_stands_beside_what_was_given_and_never_over_it() -> N
     assert made == replace(grant(THREE, SHARES, Delivery()), envs=made.envs, mounts=(mount,))
     assert made.envs == {**grant(THREE, SHARES, Delivery()).envs, "X": "1"}
     assert (made.enforcement, grant(BOTH, SHARES, Delivery(), added=added).envs["X"]) == (None, "1")
+
+
+# --- GPUs of other drivers --------------------------------------------------------------------------------------------
+
+BOARD = ("/dev/kfd", "/dev/dri/card1", "/dev/dri/renderD128")
+MIXED = Shares(1024).with_inventory(
+    Inventory(
+        (
+            CARDS[0],
+            Gpu("GPU-0123456789ABCDEF", 1, "AMD Instinct MI210", 8192, device_paths=BOARD, driver="amdgpu"),
+            Gpu(
+                "PCI-0000:03:00.0",
+                2,
+                "Intel Arc B580",
+                8192,
+                device_paths=("/dev/dri/card0", "/dev/dri/renderD129"),
+                driver="xe",
+            ),
+            Gpu(
+                "GPU-FEDCBA9876543210",
+                3,
+                "AMD Instinct MI210",
+                8192,
+                device_paths=("/dev/kfd", "/dev/dri/card2", "/dev/dri/renderD130"),
+                driver="amdgpu",
+            ),
+        )
+    )
+)
+NVIDIA_NODES = (*CONTROL_NODES, *OPTIONAL_NODES, "/dev/nvidia3")
+FIRST_BOARD = ("/dev/kfd", "/dev/dri/renderD128")
+
+
+def taken(*positions: int) -> Placement:
+    return Placement(
+        Demand(Kind.COUNT, len(positions)), tuple((each, len(MIXED.gpus[each].shares)) for each in positions)
+    )
+
+
+@pytest.mark.parametrize(
+    ("positions", "methods", "visible", "nodes", "names"),
+    [
+        # Of one vendor alone: nodes, whatever the way in which the node gives NVIDIA's.
+        ((1,), "envvar", "void", FIRST_BOARD, ()),
+        ((1,), "cdi", "void", FIRST_BOARD, ()),
+        ((1,), "device-specs", "void", FIRST_BOARD, ()),
+        ((1,), "card", "void", BOARD, ()),
+        ((1,), "envvar card", "void", BOARD, ()),
+        ((2,), "envvar", "void", ("/dev/dri/renderD129",), ()),
+        ((2,), "cdi card", "void", ("/dev/dri/card0", "/dev/dri/renderD129"), ()),
+        ((1, 3), "envvar", "void", (*FIRST_BOARD, "/dev/dri/renderD130"), ()),
+        # Beside one of NVIDIA's.
+        ((0, 1), "envvar", "GPU-aaaa", FIRST_BOARD, ()),
+        ((0, 1), "device-specs", "GPU-aaaa", (*NVIDIA_NODES, *FIRST_BOARD), ()),
+        ((0, 1), "cdi", "void", FIRST_BOARD, ("nvidia.com/gpu=GPU-aaaa",)),
+        ((0, 1), "cdi card", "void", BOARD, ("nvidia.com/gpu=GPU-aaaa",)),
+        ((0, 2), "envvar cdi", "GPU-aaaa", ("/dev/dri/renderD129",), ("nvidia.com/gpu=GPU-aaaa",)),
+        # Those of NVIDIA's on the same node.
+        ((0,), "envvar", "GPU-aaaa", (), ()),
+        ((0,), "card", "GPU-aaaa", (), ()),
+        ((0,), "device-specs card", "GPU-aaaa", NVIDIA_NODES, ()),
+        ((0,), "cdi", "void", (), ("nvidia.com/gpu=GPU-aaaa",)),
+    ],
+)
+def test_gpus_of_other_drivers_come_as_their_device_nodes_alone(
+    positions: tuple[int, ...], methods: str, visible: str, nodes: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    given = grant(taken(*positions), MIXED, Delivery(frozenset(methods.split())))
+    assert given == Grant({"NVIDIA_VISIBLE_DEVICES": visible}, nodes, names)
+
+
+def test_shares_of_a_gpu_of_another_driver_are_told_by_the_same_variables() -> None:
+    given = grant(Placement(Demand(Kind.MEMORY, 3), ((2, 3),)), MIXED, Delivery())
+    assert given == Grant(
+        {
+            "NVIDIA_VISIBLE_DEVICES": "void",
+            "GPUSHARE_MEMORY_LIMIT_MIB": "3072",
+            "GPUSHARE_MEMORY_GUARANTEED_MIB": "3072",
+            "ALIYUN_COM_GPU_MEM_IDX": "2",
+            "ALIYUN_COM_GPU_MEM_POD": "3",
+            "ALIYUN_COM_GPU_MEM_CONTAINER": "3",
+            "ALIYUN_COM_GPU_MEM_DEV": "8",
+        },
+        ("/dev/dri/renderD129",),
+    )
+
+
+def test_only_a_gpu_of_nvidia_without_a_node_cannot_be_given_by_its_node() -> None:
+    delivery = Delivery(frozenset({"device-specs"}))
+    bare = [replace(shared.gpu, device_paths=()) for shared in MIXED.gpus]
+    assert delivery.why_not(bare[1:]) == ""
+    assert delivery.why_not(bare).startswith(
+        "--devices=device-specs gives containers /dev/nvidiaN, and the driver tells no N of GPU-aaaa, as on WSL2"
+    )
+    assert Delivery(frozenset({"card"})).why_not(bare) == ""
+
+
+@pytest.mark.parametrize(
+    ("methods", "visible", "nodes", "names"),
+    [
+        ("envvar", "MIG-a", (), ()),
+        (
+            "device-specs",
+            "MIG-a",
+            (*NVIDIA_NODES, "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13"),
+            (),
+        ),
+        ("cdi", "void", (), ("nvidia.com/gpu=MIG-a",)),
+        (
+            "cdi device-specs envvar",
+            "MIG-a",
+            (*NVIDIA_NODES, "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13"),
+            ("nvidia.com/gpu=MIG-a",),
+        ),
+    ],
+)
+def test_a_mig_instance_comes_with_the_node_of_its_gpu_and_those_of_its_capabilities(
+    methods: str, visible: str, nodes: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    instance = replace(CARDS[0], uuid="MIG-a", instance=MigInstance("GPU-aaaa", 0, "1g.10gb", 7, 0, caps=(12, 13)))
+    card = replace(CARDS[0], mig=True)
+    shares = Shares(1024).with_inventory(Inventory((card, instance)), mig=MigMode.SHARE)
+    (position,) = (shared.position for shared in shares.gpus if shared.gpu.uuid == "MIG-a")
+    placement = Placement(Demand(Kind.INSTANCE, 1), ((position, 15),))
+    assert grant(placement, shares, Delivery(frozenset(methods.split()))) == Grant(
+        {"NVIDIA_VISIBLE_DEVICES": visible}, nodes, names
+    )

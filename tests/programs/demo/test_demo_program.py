@@ -121,6 +121,19 @@ async def test_the_story_fits_large_gpus() -> None:
         assert text in printed
 
 
+async def test_gpus_of_other_drivers_are_told_of_without_words_of_nvidias() -> None:
+    printed = await played("fake:2xRX7900XTX", BEGIN, SHARE, FAILS, RECOVERS)
+    for text in (
+        "0  Radeon RX 7900 XTX  24.0 GiB",
+        "environment of web-1: GPUSHARE_MEMORY_LIMIT_MIB=3072\n",
+        "ok  Each has its 3072 MiB limit in its environment.\n",
+        "The driver reports an uncorrectable memory error on GPU ",
+        "ok  The GPU is back in service.\n",
+    ):
+        assert text in printed
+    assert not re.search("NVIDIA|XID|MIG", printed)
+
+
 def described(tmp_path: Path, text: str) -> str:
     file = tmp_path / "gpus.yaml"
     file.write_text(text, encoding="utf-8")
