@@ -14,11 +14,9 @@ SHOWN = sections(text_of(DOCS / "recipes.md"))["PyTorch and vLLM on ROCm"]
 PODS = {path.name: pod for path in sorted(ROCM.glob("*.yaml")) for body in documents(path) for pod in pods_of(body)}
 
 
-def test_the_section_applies_each_manifest_and_shows_what_stands_in_it() -> None:
+def test_the_section_applies_every_manifest() -> None:
     lines = [command for block in blocks(SHOWN, "console") for command, _ in block.commands]
     assert lines == [f"kubectl apply -f docs/examples/rocm/{name}" for name in PODS]
-    manifests = "".join(text_of(ROCM / name) for name in PODS)
-    assert [block.text for block in blocks(SHOWN, "yaml") if block.text not in manifests] == []
 
 
 @pytest.mark.parametrize("name", PODS)
