@@ -8,6 +8,8 @@ time, which would cost 2 MB; fake hardware is for tests and demos, and may.
 
 from __future__ import annotations
 
+import os
+
 TYPE_CHECKING = False  # type checkers treat it like typing's, and the import would cost 0.7 MB
 if TYPE_CHECKING:
     from typing import Any, Protocol, TypeAlias
@@ -138,3 +140,15 @@ class HardwareError(Exception):
         self.what = what
         self.advice = advice
         """What a person can do, where that of `ADVICE`, which is for NVML, would be wrong; empty: it is right."""
+
+
+def cgroup_version(root: str = "") -> int | None:
+    """Return the version of control groups on this node; where both are in use, NVIDIA's toolkit sees version 1.
+
+    In a container, runtimes mount the layout of its node: the hierarchy of version 2, or a folder with those of
+    version 1.
+    """
+    cgroups = f"{root}/sys/fs/cgroup"
+    if os.path.exists(f"{cgroups}/cgroup.controllers"):  # noqa: PTH110 - pathlib costs 1 MB
+        return 2
+    return 1 if os.path.isdir(cgroups) else None  # noqa: PTH112 - as above

@@ -40,7 +40,7 @@ class Closeness(IntEnum):
 
 def short_model(product: str) -> str:
     """Return the product name of a GPU as tables show it: without the maker, which is most often the same."""
-    return product.removeprefix("NVIDIA ")
+    return product.removeprefix("NVIDIA ").removeprefix("AMD ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import time
 
-from gpu_device_plugin.hardware.amdgpu import discovery
+from gpu_device_plugin.hardware import driver
+from gpu_device_plugin.hardware.amdgpu import discovery, health
+from gpu_device_plugin.hardware.amdgpu.gpu_links import links
 from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
+from gpu_device_plugin.hardware.amdgpu.processes import Processes
+from gpu_device_plugin.hardware.amdgpu.telemetry import TelemetryReader
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
     from gpu_device_plugin.hardware.driver import Record
+
+
+_LONGEST_VERSION = 64
 
 
 class Drm:
@@ -20,31 +27,44 @@ class Drm:
         self._files = KernelFiles(root)
         self._drivers = drivers
         self._gpus: list[discovery.ListedGpu] = []
+        self._boards: dict[str, discovery.Board] = {}
+        """By PCI address."""
+        self._health = health.Health(self._files)
+        self._telemetry = TelemetryReader(self._files)
+        self._processes = Processes(self._files)
+        self._events: health.Uevents | None = None
+        self._listen = None if root else health.listening
+        """None: the devices are not this machine's, and have no events."""
 
     def inventory(self) -> Record:
         """List the GPUs; see `Driver.inventory`."""
         found = discovery.find(self._files, self._drivers)
         self._gpus = found.gpus
+        self._boards = {gpu.board.pci: gpu.board for gpu in found.gpus}
+        self._events = self._listen and self._listen()
+        lacks = self._processes.troubles(found.gpus)
+        if self._events is None and self._listen is not None:
+            lacks.append(health.NO_EVENTS)
         return {
             "gpus": [gpu.record for gpu in found.gpus],
-            "links": [],
-            "driver_version": None,
-            "cgroup": None,
+            "links": [*links(self._files, found.gpus)],
+            "driver_version": self._version(),
+            "cgroup": driver.cgroup_version(self._files.root),
             "left_out": len(found.unread),
-            "troubles": [*found.unread, *found.troubles],
+            "troubles": [*found.unread, *found.troubles, *(lacks if found.gpus else [])],
         }
 
     def probe(self) -> list[Record]:
         """Read every GPU; see `Driver.probe`."""
-        return []
+        return self._readings(self._gpus)
 
-    def use(self, *, utilisation: bool) -> list[Record]:  # noqa: ARG002
+    def use(self, *, utilisation: bool) -> list[Record]:
         """Read the processes on every GPU; see `Driver.use`."""
-        return []
+        return self._processes.read(self._gpus, utilisation=utilisation)
 
-    def condition(self, groups: list[str]) -> list[Record]:  # noqa: ARG002
+    def condition(self, groups: list[str]) -> list[Record]:
         """Read the condition of every GPU; see `Driver.condition`."""
-        return []
+        return self._telemetry.read(self._gpus, groups)
 
     def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:  # noqa: ARG002
         """Read the memory limits of cgroups; see `Driver.limits`."""
@@ -56,5 +76,33 @@ class Drm:
 
     def wait_events(self, timeout_s: float) -> list[Record]:
         """Wait for events; see `Driver.wait_events`."""
-        time.sleep(timeout_s)
-        return []
+        if self._events is None:
+            time.sleep(timeout_s)
+            self._events = self._listen and self._listen()  # it may work later
+            return []
+        try:
+            heard = self._events.wait(timeout_s, self._boards)
+        except OSError:  # some were lost
+            time.sleep(min(health.PAUSE_S, timeout_s))
+            self._events = self._listen and self._listen()
+            return self.probe()
+        if heard is None:
+            return []
+        board, event = heard
+        gpus = [gpu for gpu in self._gpus if gpu.board is board]
+        told = self._health.take(board, event)
+        return [{"uuid": gpu.uuid, **record} for record in told for gpu in gpus] + self._readings(gpus)
+
+    def _readings(self, gpus: list[discovery.ListedGpu]) -> list[Record]:
+        counts = self._processes.count(gpus)
+        readings = self._health.read(gpus)
+        for gpu, reading in zip(gpus, readings, strict=True):
+            if "error" not in reading:
+                reading |= {"processes": counts.get(gpu.uuid), "used_mib": self._processes.used_mib(gpu)}
+        return readings
+
+    def _version(self) -> str | None:
+        """Return the version of a driver that was installed by itself; else the kernel's, of which it is a part."""
+        own = self._files.text(f"/sys/module/{self._drivers[0]}/version")
+        version = own or self._files.text("/proc/sys/kernel/osrelease")
+        return version[:_LONGEST_VERSION] or None

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 _LARGEST = 1 << 16
 """Bytes of a file. A device's attribute has one page of 4,096 at most, and the list of regions a line for each GPU."""
 _MOST_NAMES = 1 << 16
+_LONGEST_NUMBER = 20
+"""Characters of a number of 64 bits, decimal, or hexadecimal with 0x."""
 
 
 class KernelFiles:
@@ -26,10 +28,18 @@ class KernelFiles:
         Raises:
             OSError: it cannot be read.
         """
+        return self.start(path, _LARGEST)
+
+    def start(self, path: str, most: int) -> bytes:
+        """Return the first bytes of a file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
         opened = os.open(f"{self.root}{path}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             parts = []
-            left = _LARGEST
+            left = most
             while left and (part := os.read(opened, left)):
                 parts.append(part)
                 left -= len(part)
@@ -71,18 +81,22 @@ class KernelFiles:
         except OSError:
             return []
 
-    def target(self, path: str) -> str:
-        """Return what a symbolic link names, and of this the last part; empty if there is no such link."""
+    def link(self, path: str) -> str:
+        """Return what a symbolic link names; empty if there is no such link."""
         try:
-            return os.readlink(f"{self.root}{path}").rpartition("/")[2]  # noqa: PTH115 - as above
+            return os.readlink(f"{self.root}{path}")  # noqa: PTH115 - as above
         except OSError:
             return ""
 
+    def target(self, path: str) -> str:
+        """Return the last part of what a symbolic link names; empty if there is no such link."""
+        return self.link(path).rpartition("/")[2]
+
 
 def number(text: str) -> int | None:
-    """Return the number that a text is, decimal or with 0x; None if it is none."""
+    """Return the number that a text is, decimal or with 0x; None if it is none, or has more than 64 bits."""
     text = text.strip()
     try:
-        return int(text, 16 if text.startswith("0x") else 10)
+        return int(text, 16 if text.startswith("0x") else 10) if len(text) <= _LONGEST_NUMBER else None
     except ValueError:
         return None

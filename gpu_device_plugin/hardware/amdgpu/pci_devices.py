@@ -7,6 +7,7 @@ from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
 DRIVERS = ("amdgpu", "xe")
 """The kernel drivers that this folder reads."""
 DEVICES = "/sys/bus/pci/devices"
+DRIVERS_FOLDER = "/sys/bus/pci/drivers"
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
 """The PCI class of display controllers, as which GPUs without a display are listed too (0x0302, 0x0380)."""
@@ -20,7 +21,7 @@ def drivers_in_use(files: KernelFiles | None = None) -> list[str]:
 
 def bound(files: KernelFiles, driver: str) -> list[str]:
     """Return the addresses of the PCI devices that are bound to a driver, in their order."""
-    return [name for name in files.names(f"/sys/bus/pci/drivers/{driver}") if name.count(":") == 2]
+    return [name for name in files.names(f"{DRIVERS_FOLDER}/{driver}") if name.count(":") == 2]
 
 
 def has_nvidia(files: KernelFiles | None = None) -> bool:

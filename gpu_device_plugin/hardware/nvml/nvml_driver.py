@@ -79,8 +79,6 @@ class Nvml:
         self._nvml = nvml
         self._root = root
         self._cgroups = f"{root}/sys/fs/cgroup"
-        """In a container, runtimes mount the layout of its node: the hierarchy of version 2, or a folder with those of
-        version 1."""
         self._gpus: dict[str, Any] = {}
         self._divided: dict[str, Instances] = {}
         """The instances of each GPU in MIG mode."""
@@ -145,7 +143,7 @@ class Nvml:
             "gpus": [each for gpu in gpus for each in (gpu, *instances[gpu["uuid"]])],
             "links": list(links(nvml, gpus, self._gpus)),
             "driver_version": self._optional("nvmlSystemGetDriverVersion"),
-            "cgroup": self._cgroup_version(),
+            "cgroup": driver.cgroup_version(self._root),
             "left_out": left_out,
             "troubles": troubles,
         }
@@ -285,19 +283,13 @@ class Nvml:
         mode = self._optional("nvmlDeviceGetMigMode", handle)
         return mode and bool(mode[0])
 
-    def _cgroup_version(self) -> int | None:
-        """Return the version of control groups on this node; where both are in use, NVIDIA's toolkit sees version 1."""
-        if os.path.exists(f"{self._cgroups}/cgroup.controllers"):  # noqa: PTH110 - pathlib costs 1 MB
-            return 2
-        return 1 if os.path.isdir(self._cgroups) else None  # noqa: PTH112 - as above
-
     def _cgroup_path(self) -> str:
         """Return the folder of this process's cgroup: a root cgroup has no limit to query."""
         cgroups = nvml_calls.lines(f"{self._root}/proc/self/cgroup")
         own = next((line.removeprefix("0::") for line in cgroups if line.startswith("0::")), "/")
         path = f"{self._cgroups}{own}".rstrip("/")
         # The path of a cgroup outside of our namespace contains `..`; the mounted folder is our own cgroup then.
-        return path if os.path.isdir(path) and ".." not in own else self._cgroups  # noqa: PTH112 - as above
+        return path if os.path.isdir(path) and ".." not in own else self._cgroups  # noqa: PTH112 - pathlib costs 1 MB
 
     def _numa_node(self, pci: str) -> int | None:
         # Not nvmlDeviceGetNumaNodeId: that is the node of the GPU's own memory (Grace), not that of the CPUs near it.

@@ -22,6 +22,8 @@ _WANTED: Mapping[int, str] = {
     4: "the GPU to be drained and reset",
     6: "a reset of the GPU's bus",
     7: "a reboot of the whole system",
+    # Not NVML's, whose numbers are not below 0: the kernel's WEDGED=vendor-specific, such as a flash of firmware.
+    -1: "the recovery that its vendor describes",
 }
 
 
@@ -279,9 +281,12 @@ def _read(health: GpuHealth, probe: Probe, rules: HealthRules) -> GpuHealth:
 
 def _remaining(health: GpuHealth, probe: Probe) -> Iterator[Problem]:
     """Yield the problems that a good reading does not end."""
+    returned = any(problem.cause is Cause.LOST for problem in health.problems)
     for problem in health.problems:
         recovery = _RECOVERIES[problem.cause]
-        good = problem.good + 1 if recovery.counts(probe) else 0
+        # A driver that tells only by events which recovery it asks for has lost the GPU while it was recovered.
+        silent = problem.cause is Cause.RECOVERY_ACTION and probe.recovery_action is None and returned
+        good = problem.good + 1 if silent or recovery.counts(probe) else 0
         if good < (1 if recovery.at_once else _GOOD_READINGS):
             yield replace(problem, good=good)
 

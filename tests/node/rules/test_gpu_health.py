@@ -162,12 +162,24 @@ def test_b15_uncorrectable_errors_are_noted_and_judged_by_their_xids() -> None:
         (2, "the driver asks for a reboot of the node"),
         (4, "the driver asks for the GPU to be drained and reset"),
         (42, "the driver asks for recovery action 42"),
+        (-1, "the driver asks for the recovery that its vendor describes"),
     ],
 )
 def test_a_gpu_with_a_recovery_action_is_not_offered(action: int, what: str) -> None:
     health = after(replace(GOOD, recovery_action=action))
     assert health.reasons == (f"{what}; it returns to service after that",)
     assert after(GOOD, GOOD, GOOD, health=health).healthy
+
+
+def test_a_recovery_that_only_an_event_asked_for_ends_when_the_gpu_was_lost_and_is_back() -> None:
+    """A driver that has no file for it tells it once; the GPU is lost while its driver is bound anew."""
+    silent = replace(GOOD, recovery_action=None)
+    asked = after(replace(GOOD, recovery_action=1), *[silent] * 9)
+    assert causes(asked) == [Cause.RECOVERY_ACTION]
+    assert not after(LOST, silent, silent, health=asked).healthy
+    assert after(LOST, silent, silent, silent, health=asked).healthy
+    assert causes(after(LOST, *[replace(GOOD, recovery_action=1)] * 3, health=asked)) == [Cause.RECOVERY_ACTION]
+    assert not after(UNREADABLE, *[silent] * 9, health=asked).healthy
 
 
 def test_an_imex_domain_in_trouble_is_advice() -> None:
