@@ -119,7 +119,7 @@ class NodeSettings(ResourceSettings, LogSettings):
         some_of(*DELIVERIES),
         "How GPUs reach a container: envvar (NVIDIA_VISIBLE_DEVICES, for the nvidia runtime), device-specs (also the "
         "/dev/nvidia* nodes, so that GPUs survive a systemctl daemon-reload), cdi (CDI names). GPUs of other drivers "
-        "always come as device nodes, with card also /dev/dri/card*.",
+        "always come as device nodes, with card also /dev/dri/cardN.",
         live=True,
     )
     cdi_kind: str = knob(
