@@ -155,7 +155,7 @@ mutants: $(VENV)/.ready  ## mutation-test the pure ring, for an hour; ARGS='gpu_
 
 # --- The image, and a cluster ---------------------------------------------------------------------------------------
 
-OVERLAYS := $(patsubst deploy/overlays/%/kustomization.yaml,%,$(sort $(wildcard deploy/overlays/*/kustomization.yaml)))
+OVERLAYS := $(sort $(patsubst deploy/overlays/%/kustomization.yaml,%,$(wildcard deploy/overlays/*/kustomization.yaml)))
 # One of ours by its name, or a folder of yours by its path.
 NAMED_OVERLAY := $(OVERLAY:%/=%)
 OVERLAY_DIR := $(if $(findstring /,$(NAMED_OVERLAY)),$(NAMED_OVERLAY),$(NAMED_OVERLAY:%=deploy/overlays/%))

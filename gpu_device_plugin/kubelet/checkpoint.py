@@ -33,10 +33,10 @@ _ENFORCEMENT, _LIMITED_BY_DRIVER, _LIMIT, _GRANTED_TO = (
 )
 _WORDS = {bytes([len(enforcement)]) + enforcement.encode(): enforcement for enforcement in Enforcement}
 
-# What gives a container a GPU of NVIDIA, wherever it stands in an answer: the toolkit's variable with a value that is
-# some GPU's name, after its length of one byte or two, a device node, or a CDI name.
+# What gives a container a GPU, wherever it stands in an answer: the toolkit's variable with a value that is some GPU's
+# name, after its length of one byte or two, a device node, or a CDI name. Nodes in /dev/dri are of displays too.
 _GIVES_GPU = re.compile(
-    rb"NVIDIA_VISIBLE_DEVICES\x12(?:[\x01-\x7f]|[\x80-\xff][\x01-\x7f])(?!void|none)[0-9A-Za-z]|/dev/nvidia[0-9]|nvidia\.com/gpu=",
+    rb"NVIDIA_VISIBLE_DEVICES\x12(?:[\x01-\x7f]|[\x80-\xff][\x01-\x7f])(?!void|none)[0-9A-Za-z]|/dev/nvidia[0-9]|/dev/kfd|nvidia\.com/gpu=",
     re.DOTALL,
 )
 _UUID = re.compile(rb"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -143,7 +143,7 @@ def _answer(text: Any) -> bytes:
 
 
 def _gpus(answer: bytes) -> frozenset[str] | None:
-    """Return the UUIDs in the answer of another plugin that gave the container GPUs of NVIDIA; None: it gave none."""
+    """Return the UUIDs in the answer of another plugin that gave the container GPUs; None: it gave none."""
     if _GIVES_GPU.search(answer) is None or any(word in answer for word in _OURS):
         return None
     return frozenset(uuid.decode() for uuid in _UUID.findall(answer))

@@ -154,6 +154,7 @@ class Configuration:
                 if self._api.published is not None:
                     self._hardware.restore_order(await self._api.published.gpus_before(_REMEMBER_S))
                 remembered = True
+                self._other_plugins.look()  # which plugins are others depends on whose GPUs these are
             self._view = self._hardware.view.value
             self.update()
         raise AssertionError  # pragma: no cover (an Observable never ends)

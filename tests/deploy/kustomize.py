@@ -1,6 +1,7 @@
 """Render deploy/ with an overlay as kustomize does, as far as ours makes use of it; anything else is refused.
 
-Of a kustomization: `resources`, `components`, `patches` of the form of JSON Patch, `replicas` and `images`.
+Of a kustomization: `resources`, `components`, `patches` that have the form of JSON Patch or delete, `nameSuffix`,
+`replicas` and `images`.
 """
 
 import re
@@ -13,7 +14,8 @@ from tests.deploy.manifests import AGENT, DEPLOY, Json, Objects, by_name, docume
 OVERLAYS = DEPLOY / "overlays"
 NAMES = sorted(path.name for path in OVERLAYS.iterdir())
 FILES = ("kustomization.yaml", "Kustomization")
-_FIELDS = {"apiVersion", "kind", "resources", "components", "patches", "replicas", "images"}
+_FILES = [*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml")]
+_FIELDS = {"apiVersion", "kind", "resources", "components", "patches", "nameSuffix", "replicas", "images"}
 
 
 def render(overlay: str = "", images: list[Json] | None = None, options: Iterable[str] = ()) -> Objects:
@@ -47,12 +49,9 @@ def _built(folder: Path, kustomization: Json, objects: list[Json]) -> list[Json]
         assert component["kind"] == "Component"
         objects = _built(folder / name, component, objects)
     for patch in kustomization.get("patches", ()):
-        assert set(patch) == {"target", "patch"}
-        targets = _chosen(objects, **patch["target"])
-        assert targets
-        for target in targets:
-            for operation in parsed(patch["patch"])[0]:
-                _patch(target, **operation)
+        objects = _changed(objects, **patch)
+    for each in objects if "nameSuffix" in kustomization else ():
+        each["metadata"]["name"] += kustomization["nameSuffix"]
     for each in kustomization.get("replicas", ()):
         (target,) = _chosen(objects, kind="Deployment", name=each["name"])
         target["spec"]["replicas"] = each["count"]
@@ -62,8 +61,31 @@ def _built(folder: Path, kustomization: Json, objects: list[Json]) -> list[Json]
     return objects
 
 
-def _chosen(objects: list[Json], kind: str, name: str) -> list[Json]:
-    return [each for each in objects if each["kind"] == kind and re.fullmatch(name, each["metadata"]["name"])]
+def _changed(objects: list[Json], target: Json, patch: str) -> list[Json]:
+    """Return the objects with one patch."""
+    targets = _chosen(objects, **target)
+    # An overlay fits each part of deploy/, of which some need not be among what is installed.
+    assert targets or _chosen([each for path in _FILES for each in documents(path)], **target)
+    (change,) = parsed(patch)
+    if isinstance(change, dict):
+        assert change["$patch"] == "delete"
+        return [each for each in objects if not any(each is one for one in targets)]
+    for each in targets:
+        for operation in change:
+            _patch(each, **operation)
+    return objects
+
+
+def _chosen(objects: list[Json], kind: str, name: str = ".*", labelSelector: str = "!") -> list[Json]:  # noqa: N803 - as below
+    """Return the objects that a target means; of selectors of labels, those of one that is not there are known."""
+    assert labelSelector.startswith("!")
+    return [
+        each
+        for each in objects
+        if re.fullmatch(kind, each["kind"])
+        and re.fullmatch(name, each["metadata"]["name"])
+        and labelSelector[1:] not in each["metadata"].get("labels", {})
+    ]
 
 
 def _patch(target: Any, op: str, path: str, value: Any = None) -> None:

@@ -323,6 +323,26 @@ def test_the_mount_that_verifies_limits_is_the_one_in_comments_of_the_manifest()
     assert "verifyLimits" in NO_CGROUPS
 
 
+@pytest.mark.parametrize(
+    ("values", "capabilities"),
+    [
+        ({}, {"drop": ["ALL"]}),
+        ({"migMonitor": True}, {"drop": ["ALL"], "add": ["SYS_ADMIN"]}),
+        ({"privileged": True}, {"drop": ["ALL"], "add": ["SYS_PTRACE", "DAC_READ_SEARCH"]}),
+        (
+            {"privileged": True, "migMonitor": True},
+            {"drop": ["ALL"], "add": ["SYS_PTRACE", "DAC_READ_SEARCH", "SYS_ADMIN"]},
+        ),
+    ],
+)
+def test_a_privileged_agent_has_no_more_capabilities_than_it_needs(values: Json, capabilities: Json) -> None:
+    """The API server refuses a pod that is privileged and must not gain privileges."""
+    security = container(CHART.render({"agent": values}), "gpushare-node", "agent")["securityContext"]
+    assert security["capabilities"] == capabilities
+    assert security["privileged"] is values.get("privileged", False)
+    assert ("allowPrivilegeEscalation" in security) is not security["privileged"]
+
+
 def test_behind_an_address_of_its_own_the_extender_takes_no_port_of_the_nodes() -> None:
     changed = {"mode": "service", "replicas": 3, "service": {"type": "ClusterIP", "secretName": "mine"}}
     objects = CHART.render({"scheduler": changed})

@@ -15,7 +15,7 @@ def test_its_directory_is_that_of_the_node_and_its_settings() -> None:
     (mount,) = (each for each in CONTAINER["volumeMounts"] if each["name"] == "memory")
     (volume,) = (each for each in POD["volumes"] if each["name"] == "memory")
     assert mount["mountPath"] == volume["hostPath"]["path"] == str(settings.memory_dir) == "/run/gpushare/memory"
-    assert settings.gpus == "nvml"
+    assert settings.gpus == "auto"
 
 
 def test_it_sees_the_cgroups_of_the_node_and_cannot_write_them() -> None:

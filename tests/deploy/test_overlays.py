@@ -1,5 +1,6 @@
 """`make deploy` renders deploy/ with an image and an overlay, which changes what its cluster needs, and no more."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -121,6 +122,7 @@ def test_beside_the_gpu_operator_the_agent_leaves_nodes_of_virtual_machines_alon
     ("overlay", "values"),
     [
         ("default-runtime", {"runtimeClassName": ""}),
+        ("amd", {"runtimeClassName": "", "privileged": True, "verifyLimits": True}),
         ("k0s", {"kubeletRootDir": "/var/lib/k0s/kubelet"}),
         (
             "microk8s",
@@ -133,6 +135,69 @@ def test_beside_the_gpu_operator_the_agent_leaves_nodes_of_virtual_machines_alon
 )
 def test_the_agent_is_as_the_chart_makes_it_with_these_values(overlay: str, values: Json) -> None:
     assert render(overlay)[AGENT] == Chart(DEPLOY / "chart").render({"agent": values})[AGENT]
+
+
+# --- Nodes of other vendors
+
+AMD_AGENT, LIMITS = ("DaemonSet", "gpushare", "gpushare-node-amd"), ("DaemonSet", "gpushare", "gpushare-limits")
+AMD_LIMITS = ("DaemonSet", "gpushare", "gpushare-limits-amd")
+
+
+def test_the_agent_of_amd_nodes_is_privileged_has_two_capabilities_and_sees_cgroups() -> None:
+    found = changes("amd")
+    (container,) = found["agent"].pop("containers")
+    (plain,) = pod_of(render()[AGENT])["containers"]
+    assert found["agent"].pop("runtimeClassName") is None
+    volume = found["agent"].pop("volumes")[-1]
+    assert found == {"replicas": 2, "agent": {}}
+    assert volume == {"name": "cgroup", "hostPath": {"path": "/sys/fs/cgroup", "type": "Directory"}}
+    assert container["volumeMounts"][-1] == {"name": "cgroup", "mountPath": "/sys/fs/cgroup", "readOnly": True}
+    security = {key: value for key, value in plain["securityContext"].items() if key != "allowPrivilegeEscalation"}
+    capabilities = {"drop": ["ALL"], "add": ["SYS_PTRACE", "DAC_READ_SEARCH"]}
+    assert container["securityContext"] == {**security, "privileged": True, "capabilities": capabilities}
+    assert {key for key in container if container[key] != plain[key]} == {"securityContext", "volumeMounts"}
+    assert pod_of(render("amd")[AGENT])["hostPID"] is True
+
+
+def test_the_limit_helper_of_amd_nodes_writes_cgroups_and_has_no_capability() -> None:
+    made = render("amd", options=["limits"])[LIMITS]
+    values = {"agent": {"runtimeClassName": ""}, "limits": {"enabled": True, "dmem": True}}
+    assert made == Chart(DEPLOY / "chart").render(values)[LIMITS]
+    (container,) = pod_of(made)["containers"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert (container["securityContext"]["runAsUser"], container["securityContext"]["privileged"]) == (0, False)
+    assert container["volumeMounts"][-1] == {"name": "cgroup", "mountPath": "/sys/fs/cgroup"}
+    assert "runtimeClassName" not in pod_of(made)
+
+
+@pytest.mark.parametrize("overlay", ["mixed", "mixed-limits"])
+def test_in_a_mixed_cluster_each_node_has_one_agent(overlay: str) -> None:
+    """And one limit helper at most; neither DaemonSet takes the pods of the other for its own."""
+    made = render(overlay, options=["limits"])
+    pairs = [(AGENT, AMD_AGENT)] + ([(LIMITS, AMD_LIMITS)] if overlay == "mixed-limits" else [])
+    assert made.keys() - render(options=["limits"]).keys() == {amd for _, amd in pairs}
+    (not_amd, _) = _terms(made[AGENT])
+    assert not_amd == {"key": "gpushare-vendor", "operator": "NotIn", "values": ["amd"]}
+    assert _terms(made[LIMITS])[0] == not_amd
+    for usual, amd in pairs:
+        alone = render("amd", options=["limits"])[usual]
+        labels = {**alone["spec"]["selector"]["matchLabels"], "gpushare-vendor": "amd"}
+        assert made[amd]["spec"]["selector"]["matchLabels"] == labels
+        assert made[amd]["spec"]["template"]["metadata"]["labels"] == labels
+        assert pod_of(made[amd]) == {**pod_of(alone), "nodeSelector": {SWITCH_LABEL: "true", "gpushare-vendor": "amd"}}
+        assert pod_of(made[usual])["runtimeClassName"] == "nvidia"
+
+
+def _terms(daemon_set: Json) -> list[Json]:
+    affinity = pod_of(daemon_set)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = affinity["nodeSelectorTerms"]
+    found: list[Json] = term["matchExpressions"]
+    return found
+
+
+def test_the_nodes_of_virtual_machines_stay_left_out_where_the_mixed_overlay_comes_last() -> None:
+    (theirs,) = _terms(render("gpu-operator")[AGENT])
+    assert theirs in _terms(render("mixed")[AGENT])
 
 
 @every_overlay
@@ -354,7 +419,12 @@ def manifests(clone: Path, overlay: str, *options: str) -> Path:
 
 @pytest.mark.parametrize(
     ("overlay", "options"),
-    [("", ()), *((name, ()) for name in NAMES), *(("default-runtime", (each,)) for each in OPTIONS)],
+    [
+        ("", ()),
+        *((name, ()) for name in NAMES),
+        *(("default-runtime", (each,)) for each in OPTIONS),
+        *((name, ("limits",)) for name in ("amd", "mixed", "mixed-limits")),
+    ],
 )
 def test_kubectl_renders_the_same(clone: Path, overlay: str, options: tuple[str, ...]) -> None:
     images = [
@@ -395,6 +465,19 @@ def test_a_folder_of_your_own_adds_to_an_overlay(clone: Path) -> None:
     assert "RuntimeClass" in {each["kind"] for each in made}
 
 
+def test_the_mixed_overlay_follows_that_of_the_nvidia_nodes_in_a_folder_of_your_own(clone: Path) -> None:
+    folder = clone / "mine"
+    folder.mkdir()
+    components = [f"../deploy/overlays/{name}" for name in ("microk8s", "mixed")]
+    mine = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component", "components": components}
+    (folder / "kustomization.yaml").write_text(json.dumps(mine), encoding="utf-8")
+    made = by_name(parsed(manifests(clone, "./mine").read_text(encoding="utf-8")))
+    theirs = render("microk8s")[AGENT]
+    assert pod_of(made[AGENT])["volumes"] == pod_of(theirs)["volumes"]
+    assert _terms(made[AGENT])[1:] == _terms(theirs)
+    assert "affinity" not in pod_of(made[AMD_AGENT])
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     with api_server(tmp_path_factory.mktemp("overlays"), "namespace-controller") as running:
@@ -402,7 +485,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
         yield running
 
 
-@pytest.mark.parametrize(("overlay", "options"), [*((name, ()) for name in NAMES), ("runtime-class", OPTIONS)])
+@pytest.mark.parametrize(
+    ("overlay", "options"),
+    [*((name, ()) for name in NAMES), *((name, OPTIONS) for name in ("runtime-class", "amd", "mixed-limits"))],
+)
 def test_an_api_server_accepts_it(server: Kubectl, clone: Path, overlay: str, options: list[str]) -> None:
     made = manifests(clone, overlay, *options)
     said = server("apply", "--server-side", "--dry-run=server", "--validate=strict", f"--filename={made}")

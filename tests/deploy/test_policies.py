@@ -127,7 +127,7 @@ def test_resources_are_those_that_the_agent_offers() -> None:
 def test_variables_are_those_that_the_agent_sets() -> None:
     """Whatever way the GPU takes into the container, whichever resource is asked for, and whatever limits it.
 
-    Those of frameworks are the pod's to set.
+    Those of frameworks are the pod's to set. The one by which AMD's container runtime adds GPUs the agent never sets.
     """
     card = Inventory((Gpu("GPU-a", 0, "T4", 15_360, device_paths=("/dev/nvidia0",)),))
     shares = Shares(1024).with_inventory(card)
@@ -154,7 +154,7 @@ def test_variables_are_those_that_the_agent_sets() -> None:
             owner=every,
         ).envs
     } - {variable for variable, _ in OF_FRAMEWORKS.values()}
-    assert quoted(variable("gpushare-variables", "ours")) == set_by_us
+    assert quoted(variable("gpushare-variables", "ours")) == set_by_us | {"AMD_VISIBLE_DEVICES"}
 
 
 LISTS = (wire.USE_MODEL, wire.AVOID_MODEL, wire.USE_UUID, wire.AVOID_UUID)

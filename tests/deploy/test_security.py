@@ -8,6 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.deploy.kustomize import render
 from tests.deploy.manifests import DEPLOY, Json, documents, pod_of
 from tests.deploy.policies_world import (
     AGENT_A,
@@ -125,6 +126,17 @@ def test_what_the_agent_needs_beyond_restricted_is_listed_with_its_reason() -> N
     """Variables are no matter of Pod Security; that it is shown every GPU is said there all the same."""
     beyond = [each for each in listed("What the agent needs on its node") if not each.startswith("NVIDIA_")]
     assert sorted(beyond) == offences(PODS[AGENT])
+
+
+def test_what_the_agent_needs_besides_on_nodes_of_other_vendors_is_listed_too() -> None:
+    more = {*offences(pod_of(render("amd")[("DaemonSet", "gpushare", "gpushare-node")]))} - {*offences(PODS[AGENT])}
+    assert {*listed("What the agent needs on AMD and Intel nodes")} == more
+
+
+def test_the_limit_helper_has_no_capability_on_nodes_of_other_vendors() -> None:
+    helper = pod_of(render("amd", options=["limits"])["DaemonSet", "gpushare", "gpushare-limits"])
+    assert {*offences(PODS[LIMITS])} - {*offences(helper)} == {"capabilities"}
+    assert {*offences(helper)} <= {*offences(PODS[LIMITS])}
 
 
 @pytest.mark.parametrize("name", sorted(PODS.keys() - {AGENT, LOOPBACK, MPS, LIMITS}), ids=" ".join)

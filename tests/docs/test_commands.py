@@ -131,7 +131,12 @@ def test_whoever_else_may_hand_out_the_gpus_is_named_with_what_to_do() -> None:
     shown = "\n".join(" ".join(row) for row in table(text_of(DOCS / "install.md"), "Found"))
     for other in OTHERS:
         assert re.search(
-            "|".join(re.findall(r"NVIDIA's [A-Z]?\w+|GKE|gpushare|HAMi|Volcano|Tencent|AWS", other.name)), shown
+            "|".join(
+                re.findall(
+                    r"NVIDIA's [A-Z]?\w+|AMD's [A-Z]?\w+|Intel's|GKE|gpushare|HAMi|Volcano|Tencent|AWS", other.name
+                )
+            ),
+            shown,
         )
         for setting in re.findall(r"[\w./-]+=\w+", other.off):
             assert setting in shown

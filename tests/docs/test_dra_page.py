@@ -58,5 +58,6 @@ def test_the_attributes_are_those_of_the_contract() -> None:
     ours = {
         dra.TYPE, dra.AS_WHOLE, dra.UUID, dra.PRODUCT, dra.ARCHITECTURE, dra.DRIVER_VERSION, dra.INDEX, dra.NUMA_NODE,
         dra.NVLINK_GROUP, dra.LIMITS, dra.PARENT_UUID, dra.PROFILE, dra.GPU_INSTANCE, dra.PCI_BUS_ID.rpartition("/")[2],
+        dra.KERNEL_DRIVER, dra.COMPUTE_UNITS,
     }  # fmt: skip
     assert named == ours

@@ -88,6 +88,13 @@ RDMA = ContainerAllocateResponse(
         (ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_MEMORY_LIMIT_0": "4g"}), set()),
         (ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": ",".join([GPU] * 8)}), {GPU}),
         (ContainerAllocateResponse(devices=[DeviceSpec(host_path="/dev/nvidia3")]), set()),
+        (
+            ContainerAllocateResponse(
+                devices=[DeviceSpec(host_path="/dev/kfd"), DeviceSpec(host_path="/dev/dri/renderD128")]
+            ),
+            set(),
+        ),
+        (ContainerAllocateResponse(devices=[DeviceSpec(host_path="/dev/dri/renderD128")]), None),
         (ContainerAllocateResponse(cdi_devices=[CDIDevice(name=f"nvidia.com/gpu={GPU}")]), {GPU}),
         (ContainerAllocateResponse(annotations={"cdi.k8s.io/x": f"nvidia.com/gpu={GPU}"}), {GPU}),
         (ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": "void"}), None),
@@ -99,7 +106,7 @@ RDMA = ContainerAllocateResponse(
         (ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": GPU, "ALIYUN_COM_GPU_MEM_IDX": "0"}), None),
     ],
 )
-def test_a_plugin_that_gave_gpus_of_nvidia_is_known_by_its_answer(
+def test_a_plugin_that_gave_gpus_is_known_by_its_answer(
     tmp_path: Path, answer: ContainerAllocateResponse, gpus: set[str] | None
 ) -> None:
     given = entry({"-1": ["7"]}, "x/y") | {"AllocResp": as_text(answer.SerializeToString())}

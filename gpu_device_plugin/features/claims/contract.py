@@ -37,7 +37,10 @@ AS_WHOLE = "whole"
 UUID = "uuid"
 PRODUCT = "productName"
 ARCHITECTURE = "architecture"
+KERNEL_DRIVER = "kernelDriver"
+"""The kernel driver of the GPU, as in ``nvidia``; not of the DRA driver."""
 DRIVER_VERSION = "driverVersion"
+COMPUTE_UNITS = "computeUnits"
 INDEX = "index"
 NUMA_NODE = "numaNode"
 NVLINK_GROUP = "nvlinkGroup"
@@ -77,24 +80,25 @@ MIG_CLASS = "gpushare-mig"
 """The DeviceClass of whole MIG instances that our manifests define."""
 
 _UUID = re.compile(r"(gpu|mig)(-[0-9a-f]{4,12}){5}", re.ASCII)
+_CHIP = re.compile(r"gpu-([0-9a-f]{16})(-p[0-7])?", re.ASCII)
+_SLOT = re.compile(r"pci-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])(-p[0-7])?", re.ASCII)
 _INSTANCE = "mig-"
 _WHOLE_ENDING = "-whole"
 _MONITOR_ENDING = "-monitor"
 
 
 def device_name(uuid: str) -> str:
-    """Return the name of the device by which a GPU or MIG instance is offered: its UUID in lower case.
+    """Return the name of the device by which a GPU or MIG instance is offered: its UUID in lower case, as a DNS label.
 
     A claim names its device for as long as it is allocated, over restarts and changes of the hardware: a name by an
     index could come to mean another GPU.
     """
-    return uuid.lower()
+    return uuid.lower().translate({ord(":"): "-", ord("."): "-"})
 
 
 def parse_device_name(name: str) -> str:
-    """Return the UUID of a device, as NVML writes it; empty: it is none of ours, or one by which a GPU is looked at."""
-    uuid = name.removesuffix(_WHOLE_ENDING)
-    return _as_nvml(uuid) if _UUID.fullmatch(uuid) else ""
+    """Return the UUID of a device, as drivers write it; empty: it is not ours, or one by which a GPU is looked at."""
+    return _as_driver(name.removesuffix(_WHOLE_ENDING))
 
 
 def is_former_name(name: str) -> bool:
@@ -104,13 +108,13 @@ def is_former_name(name: str) -> bool:
 
 def monitor_name(uuid: str) -> str:
     """Return the name of the device by which a GPU, or a MIG instance, is looked at."""
-    return uuid.lower() + _MONITOR_ENDING
+    return device_name(uuid) + _MONITOR_ENDING
 
 
 def parse_monitor_name(name: str) -> str:
-    """Return the UUID of what a device looks at, as NVML writes it; empty: it is no such device of ours."""
-    uuid = name.removesuffix(_MONITOR_ENDING)
-    return _as_nvml(uuid) if uuid != name and _UUID.fullmatch(uuid) else ""
+    """Return the UUID of what a device looks at, as drivers write it; empty: it is no such device of ours."""
+    watched = name.removesuffix(_MONITOR_ENDING)
+    return _as_driver(watched) if watched != name else ""
 
 
 def is_instance(uuid: str) -> bool:
@@ -118,8 +122,15 @@ def is_instance(uuid: str) -> bool:
     return uuid[:4].lower() == _INSTANCE
 
 
-def _as_nvml(uuid: str) -> str:
-    return uuid[:3].upper() + uuid[3:]
+def _as_driver(name: str) -> str:
+    """Return the UUID from which `device_name` made a name; empty: from none."""
+    if _UUID.fullmatch(name):
+        return name[:3].upper() + name[3:]
+    if chip := _CHIP.fullmatch(name):
+        return f"GPU-{chip[1].upper()}{chip[2] or ''}"
+    if slot := _SLOT.fullmatch(name):
+        return f"PCI-{slot[1]}:{slot[2]}:{slot[3]}.{slot[4]}{slot[5] or ''}"
+    return ""
 
 
 # --- ResourceClaims of Kubernetes, reduced to the fields that decisions about GPUs need -------------------------------

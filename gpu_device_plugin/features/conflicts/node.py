@@ -9,6 +9,7 @@ from gpu_device_plugin.aio.worker import Worker
 from gpu_device_plugin.features.conflicts import ConflictSettings
 from gpu_device_plugin.features.conflicts.rules import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
 from gpu_device_plugin.kubelet.sockets import listened_to
+from gpu_device_plugin.model.gpus import NVIDIA
 from gpu_device_plugin.node.extension import NodeFeature, Tasks
 from gpu_device_plugin.node.feature_context import NodeContext
 from gpu_device_plugin.node.serving import OtherPlugin
@@ -22,7 +23,7 @@ class ConflictingPlugins(NodeFeature):
     def __init__(self, node: NodeContext) -> None:
         """Look at `node`; nothing is opened before `tasks` run."""
         self._settings, self._api, self._entries = node.settings, node.api, node.checkpoint_entries
-        self._others = node.other_plugins.others
+        self._others, self._hardware = node.other_plugins.others, node.hardware
         self.look_s = 60.0
         """Seconds between two looks."""
         self._seen_at = -math.inf
@@ -46,6 +47,8 @@ class ConflictingPlugins(NodeFeature):
                 {} if node is None else node.allocatable,
                 settings.names,
                 {allocation.through for allocation in self._entries.value if allocation.gpus is not None},
+                # Until the GPUs are listed: a plugin of graphics that are not shared would be a false alarm.
+                drivers={gpu.driver for gpu in self._hardware.view.value.inventory.gpus} or {NVIDIA},
             )
             found = tuple(OtherPlugin(one.finding, f"{one}; {ALLOW}") for one in detections)
         if found:

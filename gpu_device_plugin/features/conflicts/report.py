@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.settings.node import NodeSettings
 
 
-_OF_OTHERS = ("nvidia.com/*", "amd.com/gpu", "volcano.sh/vgpu-*", *(name for each in OTHERS for name in each.resources))
+_OF_OTHERS = ("nvidia.com/*", "amd.com/*", "volcano.sh/vgpu-*", *(name for each in OTHERS for name in each.resources))
 _ANNOTATIONS_OF_OTHERS = {
     system: re.compile("|".join(map(translate, patterns)))
     for system, patterns in {

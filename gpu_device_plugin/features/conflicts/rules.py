@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+
+from gpu_device_plugin.model.gpus import NVIDIA
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,8 @@ class Other:
     """Names of its sockets among those of DRA drivers (``plugins_registry``), likewise."""
     resources: tuple[str, ...] = ()
     """Names of the resources that it advertises, as shell patterns."""
+    driver: str = NVIDIA
+    """The kernel driver of the GPUs that it hands out."""
 
 
 _OFF = "keep its DaemonSet off the node"
@@ -70,6 +74,29 @@ OTHERS = (
     Other("Baidu's device plugin", _OFF, resources=("baidu.com/*cgpu*",)),
     Other("OrionX", _OFF, resources=("virtaitech.com/gpu",)),
     Other("the AWS virtual GPU device plugin", _OFF, resources=("k8s.amazonaws.com/vgpu",)),
+    Other(
+        "AMD's device plugin, or one derived from it,",
+        "where AMD's GPU Operator deploys it, set devicePlugin.enableDevicePlugin: false in its DeviceConfig; else "
+        "keep its DaemonSet off the node",
+        plugin_sockets=("amd.com_*",),
+        resources=("amd.com/gpu", "amd.com/?px_nps?"),
+        driver="amdgpu",
+    ),
+    Other(
+        "AMD's DRA driver for GPUs",
+        "where AMD's GPU Operator deploys it, set draDriver.enable: false in its DeviceConfig; else keep its DaemonSet "
+        "off the node",
+        driver_sockets=("gpu.amd.com*-reg.sock",),
+        driver="amdgpu",
+    ),
+    Other(
+        "Intel's GPU device plugin",
+        _OFF,
+        plugin_sockets=("gpu.intel.com-xe.sock",),
+        resources=("gpu.intel.com/xe",),
+        driver="xe",
+    ),
+    Other("Intel's DRA driver for GPUs", _OFF, driver_sockets=("gpu.intel.com*-reg.sock",), driver="xe"),
 )
 PLUGIN_SOCKETS = tuple(pattern for other in OTHERS for pattern in other.plugin_sockets)
 DRIVER_SOCKETS = tuple(pattern for other in OTHERS for pattern in other.driver_sockets)
@@ -98,18 +125,23 @@ def sightings(
     allocatable: Mapping[str, int],
     ours: Container[str],
     given: Iterable[str] = (),
+    *,
+    drivers: Collection[str] = (),
 ) -> tuple[Detection, ...]:
     """Return the other programs that hand out GPUs of a node.
 
     Both kinds of sockets are names of those on which a process listens: a file alone proves nothing. `allocatable` is
     the node's amount of each resource, `ours` the configured names of our own resources. `given` are the resources by
-    which containers were given NVIDIA's GPUs, by their plugins' answers in the kubelet's checkpoint; each counts while
-    the node offers it, whatever its plugin is called.
+    which containers were given GPUs, by their plugins' answers in the kubelet's checkpoint; each counts while the node
+    offers it, whatever its plugin is called. `drivers` are those of the node's GPUs; none: they are not known, and any
+    program counts.
     """
     plugin_sockets, driver_sockets = tuple(plugin_sockets), tuple(driver_sockets)
     offered = tuple(name for name, amount in allocatable.items() if amount > 0 and name not in ours)
     found = []
     for other in OTHERS:
+        if drivers and other.driver not in drivers:
+            continue
         signs = (
             *(f"a process listens on {name}" for name in _matching(plugin_sockets, other.plugin_sockets)),
             *(f"a process listens on {name}" for name in _matching(driver_sockets, other.driver_sockets)),

@@ -277,6 +277,7 @@ async def examined(
             {} if isinstance(seen, Unknown) else seen.node.allocatable,
             {resource.name for resource in resources},
             frozenset(each.through for each in allocations if each.gpus is not None),
+            drivers={gpu.driver for gpu in view.inventory.gpus} or {NVIDIA},
         ),
         agent=agent.result(),
         agents_running=agents_running,

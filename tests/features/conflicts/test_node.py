@@ -46,6 +46,15 @@ async def test_beside_another_device_plugin_nothing_is_registered(caplog: pytest
         assert "GPUs are shared again: no other plugin hands them out" in caplog.text
 
 
+async def test_plugins_for_gpus_of_other_vendors_are_no_obstacle_where_none_of_those_are_shared() -> None:
+    async with world() as node:
+        folder = node.kubelet.device_plugin_dir
+        with listening(folder / "amd.com_gpu"), listening(folder / "gpu.intel.com-xe.sock"):
+            launch(node)
+            await node.ready()
+            assert node.healthy(MEM) == 28
+
+
 async def test_one_that_comes_later_ends_the_sharing_and_running_pods_stay() -> None:
     async with world() as node:
         launch(node)

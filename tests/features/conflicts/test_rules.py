@@ -38,6 +38,10 @@ def test_all_signs_of_one_program_are_listed_together() -> None:
         ("nvidia.sock", "NVIDIA's device plugin, or one derived from it (HAMi's is),"),
         ("nvidiaGPU-1606432800.sock", "GKE's device plugin"),
         ("aliyungpushare.sock", "gpushare's own device plugin"),
+        # As their programs name them, AMD's without an ending.
+        ("amd.com_gpu", "AMD's device plugin, or one derived from it,"),
+        ("amd.com_cpx_nps4", "AMD's device plugin, or one derived from it,"),
+        ("gpu.intel.com-xe.sock", "Intel's GPU device plugin"),
     ],
 )
 def test_a_device_plugin_is_known_by_the_name_of_its_socket(socket: str, name: str) -> None:
@@ -47,6 +51,8 @@ def test_a_device_plugin_is_known_by_the_name_of_its_socket(socket: str, name: s
 def test_a_dra_driver_is_known_among_drivers_only_also_while_it_is_being_replaced() -> None:
     assert names(drivers=("gpu.nvidia.com-reg.sock",)) == ["NVIDIA's DRA driver for GPUs"]
     assert names(drivers=("gpu.nvidia.com-0f3c-reg.sock",)) == ["NVIDIA's DRA driver for GPUs"]
+    assert names(drivers=("gpu.amd.com-reg.sock",)) == ["AMD's DRA driver for GPUs"]
+    assert names(drivers=("gpu.intel.com-0f3c-reg.sock",)) == ["Intel's DRA driver for GPUs"]
     assert names("gpu.nvidia.com-reg.sock") == []
 
 
@@ -56,6 +62,26 @@ def test_programs_that_hand_out_no_gpus_are_not_found() -> None:
     assert names(drivers=("compute-domain.nvidia.com-reg.sock",)) == []
     assert names(nvidia_com=3, nvidia__gpu=1) == []
     assert sightings([], [], {"nvidia.com/gpu": 0, "nvidia.com/rdma_shared": 63, **dict.fromkeys(OURS, 8)}, OURS) == ()
+
+
+@pytest.mark.parametrize(
+    ("drivers", "found"),
+    [
+        ({"nvidia"}, ["nvidia.com/gpu"]),
+        ({"amdgpu"}, ["amd.com/gpu", "amd.com/cpx_nps4"]),
+        ({"xe"}, ["gpu.intel.com/xe"]),
+        ({"nvidia", "amdgpu"}, ["nvidia.com/gpu", "amd.com/gpu", "amd.com/cpx_nps4"]),
+        (set(), ["nvidia.com/gpu", "amd.com/gpu", "amd.com/cpx_nps4", "gpu.intel.com/xe"]),
+    ],
+)
+def test_only_a_program_for_gpus_of_the_nodes_drivers_hands_out_the_nodes_gpus(
+    drivers: set[str], found: list[str]
+) -> None:
+    """Graphics beside the GPUs that are shared may be anybody's."""
+    offered = dict.fromkeys(("nvidia.com/gpu", "amd.com/gpu", "amd.com/cpx_nps4", "gpu.intel.com/xe"), 8)
+    offered |= {"gpu.intel.com/i915": 4, "gpu.intel.com/xe_monitoring": 1}
+    signs = [sign for each in sightings([], [], offered, OURS, drivers=drivers) for sign in each.signs]
+    assert sorted(signs) == sorted(f"the node offers 8 {name}" for name in found)
 
 
 def test_our_resource_under_the_name_of_another_program_is_ours() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_device_plugin.features.claims import contract as dra
-from gpu_device_plugin.model.gpus import Closeness, Links
+from gpu_device_plugin.model.gpus import NVIDIA, Closeness, Links
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.model.shares import SHARES, SharedGpu
@@ -122,6 +122,7 @@ class _Offer:
     def __init__(self, node: Node, facts: SliceInputs) -> None:
         self._node, self._facts = node, facts
         self._groups = nvlink_groups(node.links)
+        self._one_driver = len({gpu.gpu.driver for gpu in node.shares.gpus}) == 1
         place = {uuid: number for number, uuid in enumerate(facts.order)}
         given = (gpu for gpu in node.shares.gpus if gpu.offered)
         self.gpus = sorted(given, key=lambda gpu: (place.get(gpu.gpu.uuid, len(place)), gpu.position))
@@ -191,13 +192,16 @@ class _Offer:
 
     def _attributes(self, shared: SharedGpu, kind: str) -> dict[str, Any]:
         gpu, instance = shared.gpu, shared.gpu.instance
-        version = semver(self._facts.driver_version or "")
+        # Of several drivers, the node tells the version of NVIDIA's.
+        version = semver(self._facts.driver_version or "") if self._one_driver or gpu.driver == NVIDIA else None
         known: dict[str, tuple[str, Any]] = {
             dra.TYPE: ("string", kind),
             dra.UUID: ("string", gpu.uuid[:_LONGEST_TEXT]),
             dra.PRODUCT: ("string", gpu.product[:_LONGEST_TEXT]),
             dra.ARCHITECTURE: ("string", gpu.architecture and gpu.architecture[:_LONGEST_TEXT]),
+            dra.KERNEL_DRIVER: ("string", gpu.driver),
             dra.DRIVER_VERSION: ("version", version),
+            dra.COMPUTE_UNITS: ("int", gpu.compute_units),
             dra.INDEX: ("int", shared.position),
             dra.NUMA_NODE: ("int", gpu.numa_node),
             dra.NVLINK_GROUP: ("int", self._groups.get(shared.position)),

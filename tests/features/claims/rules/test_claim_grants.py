@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.features.claims.contract import Claim
+from gpu_device_plugin.features.claims.contract import DRIVER, Claim, Device, device_name
 from gpu_device_plugin.features.claims.rules.prepared import cdi_spec, device_id, file_name
 from gpu_device_plugin.features.claims.rules.preparing import (
     Preparation,
@@ -19,8 +19,10 @@ from gpu_device_plugin.features.claims.rules.preparing import (
 from gpu_device_plugin.features.limits.rules.limit_grants import ExtraGrant, LimitPlan, added_for_limits
 from gpu_device_plugin.features.mps.contract import MpsGpu, MpsStatus
 from gpu_device_plugin.features.mps.rules.mps_admission import client_grant
+from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.model.limits import Enforcement, GpuEnforcement
 from gpu_device_plugin.model.mig import MigMode
+from gpu_device_plugin.model.shares import Shares
 from gpu_device_plugin.node.rules.admission import RefusalCode
 from gpu_device_plugin.node.rules.container_grants import OPTIONAL_NODES, Delivery, Grant, Mount
 from gpu_device_plugin.node.rules.node import Node
@@ -99,6 +101,52 @@ def test_device_nodes_and_cdi_names_are_those_of_the_node() -> None:
     asked = claim(device(0, 4))
     bare = claim_grant(asked, preparation(asked), HERE.shares, delivery, [])
     assert set(made.device_nodes) - set(bare.device_nodes) == set(OPTIONAL_NODES)
+
+
+AMD = Gpu(
+    "GPU-0123456789ABCDEF",
+    0,
+    "AMD Instinct MI300X",
+    16 * 1024,
+    device_paths=("/dev/kfd", "/dev/dri/card1", "/dev/dri/renderD128"),
+    driver="amdgpu",
+)
+AMD_HERE = Node(Shares(1024).with_inventory(Inventory((AMD,))))
+
+
+def amd_claim(mib: int | None, **more: Any) -> Claim:
+    one = Device("gpu", DRIVER, NODE, device_name(AMD.uuid), "share" if mib else "", mib, **more)
+    return replace(claim(device(0, 4)), devices=(one,))
+
+
+@pytest.mark.parametrize("method", ["envvar", "device-specs", "cdi"])
+def test_a_gpu_of_another_driver_comes_by_its_device_nodes_however_nvidias_come(method: str) -> None:
+    """NVIDIA's runtime is told to add none, and no CDI name of its toolkit is used."""
+    delivery = Delivery(methods=frozenset({method}))
+    asked = amd_claim(4096)
+    part = granted(asked, here=AMD_HERE, delivery=delivery)
+    assert part.device_nodes == ("/dev/kfd", "/dev/dri/renderD128")
+    assert part.cdi_devices == ()
+    assert (part.envs["NVIDIA_VISIBLE_DEVICES"], part.envs["GPUSHARE_MEMORY_LIMIT_MIB"]) == ("void", "4096")
+    assert "AMD_VISIBLE_DEVICES" not in part.envs
+    (made,) = cdi_spec("u-1", part)["devices"]
+    assert made["containerEdits"]["deviceNodes"] == [
+        {"path": "/dev/kfd", "permissions": "rw"},
+        {"path": "/dev/dri/renderD128", "permissions": "rw"},
+    ]
+    whole = granted(amd_claim(None), here=AMD_HERE, delivery=delivery)
+    assert (whole.envs, whole.device_nodes) == ({"NVIDIA_VISIBLE_DEVICES": "void"}, part.device_nodes)
+    with_card = Delivery(methods=frozenset({method, "card"}))
+    assert "/dev/dri/card1" in granted(asked, here=AMD_HERE, delivery=with_card).device_nodes
+
+
+def test_settings_of_mps_are_refused_where_there_is_no_mps() -> None:
+    asked = replace(amd_claim(4096), parameters=(config(limits="mps"),))
+    refused = refuse_limits(preparation(asked, AMD_HERE), AMD_HERE.shares, Enforcement.ADVISORY)
+    assert refused is not None
+    assert "require limits of mps, and this node has advisory" in refused.sentence
+    percent = granted(replace(amd_claim(4096), parameters=(config(computePercent=30),)), here=AMD_HERE).envs
+    assert not any(name.startswith("CUDA_MPS_") for name in percent)
 
 
 def test_a_custom_library_is_told_the_pod_of_a_claim_of_one_pod() -> None:

@@ -20,12 +20,13 @@ from gpu_device_plugin.features.claims.rules.devices import (
     taint_value,
     wanted_order,
 )
-from gpu_device_plugin.model.gpus import Closeness, Links
+from gpu_device_plugin.model.gpus import Closeness, Gpu, Inventory, Links
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import OF_GPUS, Kind
+from gpu_device_plugin.model.shares import Shares
 from gpu_device_plugin.node.rules.ledger import Ledger
-from gpu_device_plugin.node.rules.node import Block
+from gpu_device_plugin.node.rules.node import Block, Node
 from tests.claims import mig_inventory, mig_node, mig_uuid, node, uuid
 
 NAMES = [uuid(position).lower() for position in range(4)]
@@ -47,6 +48,7 @@ def test_a_gpu_is_one_device_of_which_claims_take_parts_or_all_and_one_to_be_loo
     said = {
         "uuid": {"string": uuid(0)},
         "productName": {"string": "NVIDIA H200"},
+        "kernelDriver": {"string": "nvidia"},
         "driverVersion": {"version": "570.86.3"},
         "index": {"int": 0},
         "numaNode": {"int": 0},
@@ -148,6 +150,7 @@ def test_an_instance_that_is_given_whole_is_a_device_with_its_place() -> None:
         "profile": {"string": "2g.20gb"},
         "gi": {"int": 7},
         "productName": {"string": "NVIDIA H100 MIG 2g.20gb"},
+        "kernelDriver": {"string": "nvidia"},
         "driverVersion": {"version": "570.86.3"},
         "index": {"int": 0},
         "numaNode": {"int": 0},
@@ -252,6 +255,46 @@ def test_the_architecture_is_said_where_it_is_known() -> None:
     known = replace(shared, gpu=replace(shared.gpu, architecture="Hopper"))
     here = replace(node(8), shares=replace(node(8).shares, gpus=(known,)))
     assert devices(here, SliceInputs(()))[0]["attributes"]["architecture"] == {"string": "Hopper"}
+
+
+AMD = Gpu(
+    "GPU-0123456789ABCDEF-p3",
+    1,
+    "AMD Instinct MI300X",
+    24 * 1024,
+    device_paths=("/dev/kfd", "/dev/dri/renderD131"),
+    pci_bus_id="0000:C1:00.0",
+    architecture="gfx942",
+    driver="amdgpu",
+    compute_units=38,
+)
+INTEL = Gpu("PCI-0000:03:00.0", 2, "Intel Arc B580", 12 * 1024, device_paths=("/dev/dri/renderD128",), driver="xe")
+
+
+def test_gpus_of_other_kernel_drivers_say_so_and_have_no_version_of_nvidias() -> None:
+    nvidia = node(16).shares.gpus[0].gpu
+    here = Node(Shares(1024).with_inventory(Inventory((nvidia, AMD, INTEL))))
+    facts = SliceInputs((), "570.86.03")
+    first, partition, slot = (each for each in devices(here, facts) if not each["name"].endswith("-monitor"))
+    assert partition["name"] == "gpu-0123456789abcdef-p3"
+    assert partition["attributes"] == {
+        "type": {"string": "shared-gpu"},
+        "whole": {"string": "whole-gpu"},
+        "uuid": {"string": "GPU-0123456789ABCDEF-p3"},
+        "productName": {"string": "AMD Instinct MI300X"},
+        "architecture": {"string": "gfx942"},
+        "kernelDriver": {"string": "amdgpu"},
+        "computeUnits": {"int": 38},
+        "index": {"int": 1},
+        "limits": {"string": "advisory"},
+        "resource.kubernetes.io/pciBusID": {"string": "0000:c1:00.0"},
+    }
+    assert slot["name"] == "pci-0000-03-00-0"
+    assert slot["attributes"]["kernelDriver"] == {"string": "xe"}
+    assert first["attributes"]["driverVersion"] == {"version": "570.86.3"}
+    alone = Node(Shares(1024).with_inventory(Inventory((AMD,))))
+    device, _ = devices(alone, SliceInputs((), "6.10.5"))
+    assert device["attributes"]["driverVersion"] == {"version": "6.10.5"}
 
 
 def test_gpus_that_nvlinks_connect_through_others_are_one_group() -> None:
