@@ -73,9 +73,9 @@ def known_model(name: str) -> tuple[str, int] | None:
     words = [word for word in re.split(r"[\s-]+", name.upper()) if not _NOISE.fullmatch(word)]
     size = next((int(found[1]) for word in words if (found := _GB.fullmatch(word))), 0)
     joined = "".join(word for word in words if not _GB.fullmatch(word))
-    short = next(
-        (each for each in (joined, joined.removeprefix("RTX"), joined.removeprefix("PRO")) if each in MODELS), None
-    )
+    known = {**{product.upper(): each for each, (product, *_) in MODELS.items()}, **{each: each for each in MODELS}}
+    names = (joined, joined.removeprefix("RTX"), joined.removeprefix("PRO"), name.upper())
+    short = next((known[each] for each in names if each in known), None)
     if short is None:
         return None
     product, total_mib, reserved_mib, *_ = MODELS[short]
