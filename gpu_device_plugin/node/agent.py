@@ -75,6 +75,7 @@ class NodeAgent(NodeContext):
             from gpu_device_plugin.node.node_cluster import NodeCluster  # noqa: PLC0415 - see node_api.reach_api
 
             self.cluster = NodeCluster(api_server, settings, config, self.state, self.metrics)
+            self.cluster.published.dev = dev
         self.api = api = self.cluster or NodeApi()
         self.reports = Reports(self.state, self.metrics, api)
         try:

@@ -186,7 +186,7 @@ class AllocationHandler:
         promise, after_init = (None, None) if match is None else (match.request.promise, match.after_init)
         verdict = (
             refuse_request(match)
-            or refuse_without_nodes(delivery, device_nodes(self._dev, delivery))
+            or refuse_without_nodes(delivery, device_nodes(self._dev, delivery), node.shares)
             or admit(node, kind, device_ids, promise, after_init=after_init)
         )
         return verdict if isinstance(verdict, Refusal) else GrantDraft(ids, verdict, owner, delivery)

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.observable import Observable
@@ -28,6 +29,7 @@ from gpu_device_plugin.model.contract.nodelabels import (
 )
 from gpu_device_plugin.model.gpus import Inventory
 from gpu_device_plugin.model.shares import TooManySharesError
+from gpu_device_plugin.node.rules.container_grants import gpu_nodes
 from gpu_device_plugin.node.rules.positions import listed_before
 
 if TYPE_CHECKING:
@@ -35,13 +37,17 @@ if TYPE_CHECKING:
     from gpu_device_plugin.kubernetes.writers.own_node import OwnNode
     from gpu_device_plugin.model.gpus import Gpu
     from gpu_device_plugin.model.nodes import NodeRecord
+    from gpu_device_plugin.model.shares import Shares
     from gpu_device_plugin.node.node_state import NodeState
+    from gpu_device_plugin.node.rules.container_grants import Delivery
     from gpu_device_plugin.node.rules.gpu_health import NodeCondition
     from gpu_device_plugin.node.rules.node_config import NodeConfig
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
 
+_OPEN = 0o006
+"""The mode of a device node that every user may use."""
 _LOOK_S = 0.5
 """Seconds between two checks whether a node that is cleaned up still shows our resources."""
 
@@ -73,6 +79,8 @@ class NodePublisher:
         self._before: tuple[Gpu, ...] = ()
         """The GPUs that our node's annotation listed when we first read it."""
         self._notes: Observable[NodeMetadata] = Observable(NodeMetadata())
+        self.dev = Path("/dev")
+        """The directory of the device nodes."""
         self._more: Mapping[str, str | None] = {}
         """The annotations of features. One that is not known yet stays as an earlier agent wrote it."""
 
@@ -165,6 +173,7 @@ class NodePublisher:
             held_shares={uuid for uuid, use in uses.items() if use.shares},
             held_whole={uuid for uuid, use in uses.items() if use.whole},
             cordoned={uuid for uuid, block in node.blocks.items() if block.new_pods},
+            groups=self._groups(shares, config.delivery),
         )
         notes = NodeMetadata(
             labels={**self._outdated, **node_labels(shares, config.facts.inventory, config.policy, config.limits)},
@@ -175,6 +184,17 @@ class NodePublisher:
             },
         )
         self._notes.change(notes)
+
+    def _groups(self, shares: Shares, delivery: Delivery) -> Mapping[str, tuple[int, ...]]:
+        """Return the groups of device nodes that are not open to every user, by GPU; see `ListedGpu.groups`."""
+        found: dict[str, set[int]] = {}
+        for gpu in (shared.gpu for shared in shares.gpus):
+            for path in gpu_nodes([gpu], delivery):
+                with contextlib.suppress(OSError):  # a container that is not privileged does not see it
+                    status = (self.dev / path.removeprefix("/dev/")).stat()
+                    if status.st_mode & _OPEN != _OPEN:
+                        found.setdefault(gpu.uuid, set()).add(status.st_gid)
+        return {uuid: tuple(sorted(groups)) for uuid, groups in found.items()}
 
     async def _publish(self) -> NoReturn:
         await self._notes.after(0)  # nothing is published before the GPUs are known

@@ -32,7 +32,7 @@ async def make(world: PolicyWorld, body: Json, *, stays: bool) -> None:
     assert status == 201 or (stays and status == 409), answer
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: path.stem)
 async def test_the_api_server_accepts_it_to_the_last_field_and_so_do_our_policies(
     world: PolicyWorld, path: Path
 ) -> None:

@@ -53,6 +53,18 @@ async def test_the_node_says_what_gpus_it_has() -> None:
         }
 
 
+async def test_the_node_says_to_whom_alone_its_device_nodes_are_open() -> None:
+    """A file stands for /dev/nvidia0; no /dev/nvidia1 is seen, and /dev/nvidia2 is open to everybody."""
+    async with cluster([T4, T4, T4], devices="device-specs") as there:
+        (there.node.dev / "nvidia0").touch()
+        (there.node.dev / "nvidia0").chmod(0o660)
+        (there.node.dev / "nvidia2").symlink_to("/dev/null")
+        await there.start_agent()
+        await there.node.until(lambda: bool(there.said_of_node()))
+        group = (there.node.dev / "nvidia0").stat().st_gid
+        assert [gpu.get("groups") for gpu in there.said_of_node()["gpus"]] == [[group], None, None]
+
+
 async def test_labels_of_models_that_are_gone_are_removed_and_those_of_others_are_left() -> None:
     stale = {"gpu-device-plugin/product.NVIDIA-A10": "true", "gpu-device-plugin/product": "NVIDIA-A10", "team": "x"}
     async with cluster(node_labels=stale) as there:

@@ -178,9 +178,8 @@ class NodeClaims:
             return verdict
         others, delivery = self.prepared.value.values(), self._node.config.value.delivery
         refusals = (two_claims(pod, claim, others) for pod in owners)
-        return refuse_without_nodes(delivery, device_nodes(self._node.dev, delivery)) or next(
-            filter(None, refusals), verdict
-        )
+        shares, present = self._state.node.shares, device_nodes(self._node.dev, delivery)
+        return refuse_without_nodes(delivery, present, shares) or next(filter(None, refusals), verdict)
 
     async def _give(self, claim: Claim, owners: Sequence[Pod], *, running: bool = False) -> PreparedClaim | Refusal:
         """Give a claim its devices; return what its containers get, or why they cannot have it. With the lock.

@@ -277,7 +277,7 @@ def use(nodes: Sequence[ExaminedNode], ready: Container[str]) -> Iterator[Findin
     for why, names in sorted(grouped((use.blind, node.name) for use, node in reading if use.blind).items()):
         text = "GPU memory use by container is unknown on {nodes}: {why}"
         advice = (
-            "hostPID: true in the agent's DaemonSet lets NVML name processes of other pods; without it "
+            "hostPID: true in the agent's DaemonSet lets it see processes of other pods; without it "
             "over-use goes unseen"
         )
         yield note("use-unknown", text, advice, nodes=names, why=why)

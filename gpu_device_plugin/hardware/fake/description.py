@@ -74,7 +74,9 @@ if TYPE_CHECKING:
 
 _NO_MODEL = ("Fake GPU", 0, 0, 0, None)
 _MOST_DEVICES, _LONGEST_DEVICE = 8, 64
-_DRIVER_VERSIONS = {NVIDIA: "580.65.06", "amdgpu": "6.14.14"}
+_DRIVER_VERSIONS = {NVIDIA: "580.65.06", "amdgpu": "6.14.14", "xe": "6.17.0"}
+_WITHIN_A_BOARD = 16
+"""What stands for the number of links between partitions of one board: more than boards have."""
 _CGROUP = 2
 CLOSENESS = {forms.name_of(level): level for level in Closeness}
 ACTIONS = (
@@ -180,10 +182,12 @@ def _understood(source: str, document: object) -> Description:
     )
 
 
-def _driver_version(gpus: Sequence[Fields]) -> str | None:
+def _driver_version(gpus: Sequence[Fields]) -> str:
     """Return the version of the driver, of several that of NVIDIA's."""
-    drivers = {gpu["driver"] for gpu in gpus} or {NVIDIA}
-    return next((version for driver, version in _DRIVER_VERSIONS.items() if driver in drivers), None)
+    drivers = {gpu["driver"] for gpu in gpus}
+    return next(
+        (version for driver, version in _DRIVER_VERSIONS.items() if driver in drivers), _DRIVER_VERSIONS[NVIDIA]
+    )
 
 
 def _check_uuids(where: Where, gpus: Sequence[Fields]) -> None:
@@ -360,7 +364,7 @@ def _links(where: Where, value: object, gpus: Sequence[Fields]) -> list[Record]:
 
 def _usual_link(one: Fields, other: Fields) -> tuple[int, int]:
     if one["product"] == other["product"] and one["nvlinks"]:
-        return Closeness.NVLINK, one["nvlinks"]
+        return Closeness.NVLINK, _WITHIN_A_BOARD if one["pci"] and one["pci"] == other["pci"] else one["nvlinks"]
     return Closeness.NODE if one["numa"] == other["numa"] else Closeness.SYSTEM, 0
 
 

@@ -94,7 +94,21 @@ class _Spread(ApiObject):
     when_unsatisfiable: str = ""
 
 
+class _SecurityContext(ApiObject):
+    run_as_user: int | None = None
+    run_as_group: int | None = None
+    run_as_non_root: bool | None = None
+    fs_group: int | None = None
+    supplemental_groups: list[int] | None = None
+
+
+class _Container(requests.ContainerSpec, rename="camel", gc=False):
+    security_context: _SecurityContext | None = None
+
+
 class _PodSpec(requests.PodSpec, rename="camel", gc=False):
+    containers: list[_Container] | None = None  # type: ignore[assignment]
+    security_context: _SecurityContext | None = None
     scheduling_gates: list[requests.Name] | None = None
     tolerations: tuple[Toleration, ...] = ()
     node_selector: dict[str, str] | None = None
@@ -111,6 +125,22 @@ class _PodSpec(requests.PodSpec, rename="camel", gc=False):
         terms = () if required is None else required.node_selector_terms or ()
         alternatives = tuple(Alternative(term.match_expressions, term.match_fields) for term in terms)
         return Terms(self.tolerations, self.node_selector or {}, None if required is None else alternatives)
+
+    @property
+    def groups(self) -> frozenset[int] | None:
+        """See `SchedulingStatus.groups`."""
+        pod, found = self.security_context or _SecurityContext(), None
+        for each in self.containers or ():
+            own = each.security_context or _SecurityContext()
+            user = pod.run_as_user if own.run_as_user is None else own.run_as_user
+            forbidden = pod.run_as_non_root if own.run_as_non_root is None else own.run_as_non_root
+            if (forbidden if user is None else user) and any(
+                "/" in name for name in requests.requested(each.resources)
+            ):
+                group = pod.run_as_group if own.run_as_group is None else own.run_as_group
+                groups = {*(pod.supplemental_groups or ())[:_MOST_KEPT], pod.fs_group, group} - {None}
+                found = groups if found is None else found & groups
+        return None if found is None else frozenset(found)
 
 
 class _PodStatus(requests.ClaimStatuses, rename="camel", gc=False):
@@ -167,6 +197,7 @@ def scheduling_status(raw: msgspec.Raw, ignored: Iterable[str]) -> SchedulingSta
         ),
         claims=tuple(_claims(spec, status)),
         controller=next((f"{each.kind} {each.name}" for each in makers), ""),
+        groups=spec.groups,
     )
 
 

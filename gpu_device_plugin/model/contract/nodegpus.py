@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Collection, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from gpu_device_plugin.model.contract.cordons import Cordon
@@ -29,6 +30,7 @@ NOT_READ_YET = Cordon("the node's agent", why="it has not read yet that the GPU 
 
 _NOTHING: frozenset[Any] = frozenset()
 _MOST_MIB = 1 << 40
+_MOST_GROUPS = 4
 _MOST_UNREAD, _LONGEST_SENTENCE = 16, 400
 """The most sentences on what is not read, and characters of each."""
 _LEVELS = {level.name.lower(): level for level in Closeness}
@@ -77,6 +79,9 @@ class ListedGpu:
     """None: it is a whole GPU."""
     cordon: Cordon | None = None
     """Why no new pod gets it; what runs there still counts. None: it is not put aside."""
+    groups: tuple[int, ...] = ()
+    """The node's groups to which, and to root, the device nodes that containers get with it are open, and to nobody
+    else."""
 
     @property
     def card(self) -> str:
@@ -184,11 +189,13 @@ def node_gpus(
     held_shares: Collection[str] = (),
     held_whole: Collection[str] = (),
     cordoned: Collection[str] = (),
+    groups: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> NodeGpus:
     """Return the GPUs of a node as its agent knows them; see `NodeGpus` for `policy`, `away` and `claims`.
 
     `unhealthy` has by UUID the reason for each GPU that is out of service. Containers have shares of the GPUs and MIG
     instances with the UUIDs `held_shares`, and those of `held_whole` whole; the agent gives nothing of `cordoned`.
+    `groups` are those of `ListedGpu`, by UUID.
     """
     gpus: list[ListedGpu] = []
     instances: list[ListedGpu] = []
@@ -211,6 +218,7 @@ def node_gpus(
             gone.append(_listed(shared, why))
 
     def marked(listed: list[ListedGpu]) -> tuple[ListedGpu, ...]:
+        listed = [replace(gpu, groups=groups[gpu.uuid]) if gpu.uuid in groups else gpu for gpu in listed]
         return tuple([replace(gpu, cordon=NOT_READ_YET) if gpu.uuid in cordoned else gpu for gpu in listed])
 
     return NodeGpus(
@@ -284,6 +292,7 @@ def _fields(gpu: ListedGpu) -> Mapping[str, object]:
         "numa": gpu.numa,
         "pci": gpu.pci or None,
         "cordoned": True if gpu.cordon is not None else None,
+        "groups": gpu.groups or None,
         # The fields of an instance have the names of its keys.
         "mig": gpu.instance and {key: value for key, value in asdict(gpu.instance).items() if value != ""},
     }
@@ -351,7 +360,14 @@ def _gpu(fields: Any, least: int) -> ListedGpu:
         pci=sys.intern(text_in(fields, "pci")),
         instance=_instance(fields["mig"]) if "mig" in fields else None,
         cordon=NOT_READ_YET if fields.get("cordoned") is True else None,
+        groups=_group_ids(fields["groups"]) if "groups" in fields else (),
     )
+
+
+def _group_ids(listed: Any) -> tuple[int, ...]:
+    """Return the numbers of groups in a list; those that are none, or too many, are left out."""
+    numbers = listed[:_MOST_GROUPS] if isinstance(listed, list) else ()
+    return tuple([each for each in numbers if type(each) is int and 0 <= each < 1 << 32])
 
 
 def _sentences(listed: Any) -> tuple[str, ...]:

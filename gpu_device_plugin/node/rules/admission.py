@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract.promises import MOST_CONTAINERS, Promise
+from gpu_device_plugin.model.gpus import NVIDIA
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.placing import POLICIES, Demand, Placement, Unplaceable, place
 from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind
-from gpu_device_plugin.model.shares import SharedGpu
+from gpu_device_plugin.model.shares import SharedGpu, Shares
 from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES, Delivery
 from gpu_device_plugin.node.rules.ledger import Ledger
 from gpu_device_plugin.node.rules.node import Node
@@ -131,10 +132,11 @@ def refuse_request(match: Match | None) -> Refusal | None:
     return None
 
 
-def refuse_without_nodes(delivery: Delivery, present: Collection[str]) -> Refusal | None:
+def refuse_without_nodes(delivery: Delivery, present: Collection[str], shares: Shares) -> Refusal | None:
     """Refuse a container while device nodes that CUDA needs are missing; `present` are those of this node."""
     missing = [path for path in CONTROL_NODES if path not in present] if delivery.device_specs else []
-    if not missing:
+    drivers = {shared.gpu.driver for shared in shares.gpus}
+    if not missing or (drivers and NVIDIA not in drivers):
         return None
     return Refusal(
         RefusalCode.NO_DEVICE_NODE,

@@ -18,7 +18,7 @@ DELIVERIES = (ENVVAR, DEVICE_SPECS, CDI, CARD)
 
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 """Device nodes without which CUDA does not start."""
-_DISPLAY = "/dev/dri/card"
+DISPLAY = "/dev/dri/card"
 """The beginning of the device nodes that set up displays too. Programs that compute do without them."""
 OPTIONAL_NODES = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 
@@ -156,12 +156,12 @@ def grant(
     nodes: list[str] = []
     if delivery.device_specs and uuids:
         nodes = [*CONTROL_NODES, *(node for node in OPTIONAL_NODES if node in present)]
-    nodes += _device_nodes((shared.gpu for shared in gpus), delivery)
+    nodes += gpu_nodes((shared.gpu for shared in gpus), delivery)
     cdi = tuple(f"{delivery.cdi_kind}={uuid}" for uuid in uuids) if CDI in delivery.methods else ()
     return Grant(envs, tuple(nodes), cdi, added.mounts, owner.key)
 
 
-def _device_nodes(gpus: Iterable[Gpu], delivery: Delivery) -> list[str]:
+def gpu_nodes(gpus: Iterable[Gpu], delivery: Delivery) -> list[str]:
     """Return the device nodes of GPUs: of a MIG instance that of its GPU, and those of its capabilities.
 
     NVIDIA's toolkit makes those of its GPUs, unless they are wanted by their paths.
@@ -170,7 +170,7 @@ def _device_nodes(gpus: Iterable[Gpu], delivery: Delivery) -> list[str]:
     for gpu in gpus:
         if gpu.driver == NVIDIA and not delivery.device_specs:
             continue
-        wanted = (path for path in gpu.device_paths if CARD in delivery.methods or not path.startswith(_DISPLAY))
+        wanted = (path for path in gpu.device_paths if CARD in delivery.methods or not path.startswith(DISPLAY))
         paths.update(dict.fromkeys(wanted))
         caps = () if gpu.instance is None else gpu.instance.caps
         paths.update((f"/dev/nvidia-caps/nvidia-cap{number}", None) for number in caps)

@@ -28,6 +28,7 @@ from gpu_device_plugin.features.limits.node import dmem_facts
 from gpu_device_plugin.features.mps import MpsSettings
 from gpu_device_plugin.features.over_use import OverUseSettings
 from gpu_device_plugin.features.report_features import REPORT
+from gpu_device_plugin.hardware.amdgpu.node_facts import node_facts
 from gpu_device_plugin.hardware.driver import DRIVERS
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
@@ -53,13 +54,20 @@ from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.telemetry import GpuTelemetry
-from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
+from gpu_device_plugin.node.rules.container_grants import CARD, CONTROL_NODES, DISPLAY
 from gpu_device_plugin.node.rules.node_config import mig_mode
 from gpu_device_plugin.node.rules.serving_mode import ServingMode
 from gpu_device_plugin.programs.doctor import node_reading
 from gpu_device_plugin.programs.doctor.rules.findings_report import exit_code, report
 from gpu_device_plugin.programs.doctor.rules.node_checks import OWN
-from gpu_device_plugin.programs.doctor.rules.symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles, node_seen
+from gpu_device_plugin.programs.doctor.rules.symptoms import (
+    NO_PROFILES,
+    ApiSeen,
+    KernelSeen,
+    NodeSymptoms,
+    Profiles,
+    node_seen,
+)
 from gpu_device_plugin.report.rules.extension import Check, placed
 from gpu_device_plugin.report.rules.finding import Unknown, examine
 from gpu_device_plugin.settings.knobs import UsageError
@@ -106,6 +114,8 @@ _API_UNREACHABLE = Unknown(
 )
 
 
+_OPEN = 0o006
+"""The mode of a device node that every user may use."""
 _CAPABILITIES = "proc/driver/nvidia/capabilities"
 _LIBRARIES = (
     "usr/lib/x86_64-linux-gnu",
@@ -227,7 +237,8 @@ async def examined(
     folder, root = settings.device_plugin_dir, where.host_root
     mps_dir = settings.of(MpsSettings).mps_dir
     mps, mps_left = node_reading.mps_state((root or Path("/")) / mps_dir.relative_to("/"))
-    device_nodes, unlinked = ({}, ()) if settings.gpus not in DRIVERS else _device_nodes(where, view.inventory)
+    real = settings.gpus in DRIVERS
+    device_nodes, unlinked, groups = device_nodes_of(where, view.inventory, settings.devices) if real else ({}, (), {})
     allocations, checkpoint_problem = checkpoint_read(settings)
     labels, engine = ({}, "") if isinstance(seen, Unknown) else (seen.node.labels, seen.node.runtime)
     instances = (gpu.instance for gpu in view.inventory.gpus if gpu.instance is not None and gpu.instance.alone)
@@ -263,6 +274,8 @@ async def examined(
         telemetry=telemetry,
         device_nodes=device_nodes,
         unlinked_nodes=unlinked,
+        node_groups=groups,
+        kernel=KernelSeen(*node_facts(str(root or "").rstrip("/"))),
         runtimes=_HIDDEN if root is None else node_reading.runtimes(root, engine),
         cdi_devices=_HIDDEN if root is None else node_reading.cdi_devices(root),
         toolkit=_HIDDEN if root is None else node_reading.toolkit(root, run=root == Path("/")),
@@ -317,14 +330,19 @@ async def _driver(
     return view, _NO_CONDITION if telemetry is None else telemetry
 
 
-def _device_nodes(where: DoctorPlace, inventory: Inventory) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the fault of each device node, and the nodes without a link in /dev/char; see `NodeSymptoms`."""
+def device_nodes_of(
+    where: DoctorPlace, inventory: Inventory, devices: Sequence[str]
+) -> tuple[dict[str, str], tuple[str, ...], Mapping[str, int]]:
+    """Return the fault of each device node, those without a link in /dev/char, and groups; see `NodeSymptoms`."""
     # A GPU and its MIG instances have one node.
-    paths = dict.fromkeys(path for gpu in inventory.gpus for path in gpu.device_paths)
+    every = dict.fromkeys(path for gpu in inventory.gpus for path in gpu.device_paths)
+    paths = [path for path in every if CARD in devices or not path.startswith(DISPLAY)]
     nodes: dict[str, str] = {}
-    unlinked = []
+    unlinked: list[str] = []
+    groups: dict[str, int] = {}
+    nvidias = {path for gpu in inventory.gpus if gpu.driver == NVIDIA for path in gpu.device_paths} | {*CONTROL_NODES}
     if (where.dev / "dxg").exists() and not (where.dev / Path(CONTROL_NODES[0]).name).exists():
-        return {"/dev/dxg": ""}, ()  # WSL2 has this one for all GPUs
+        return {"/dev/dxg": ""}, (), {}  # WSL2 has this one for all GPUs
     of_nvidia = not inventory.gpus or any(gpu.driver == NVIDIA for gpu in inventory.gpus)
     for path in (*(CONTROL_NODES if of_nvidia else ()), *paths):
         try:
@@ -334,9 +352,11 @@ def _device_nodes(where: DoctorPlace, inventory: Inventory) -> tuple[dict[str, s
             continue
         nodes[path] = "" if stat.S_ISCHR(found.st_mode) else "is no device"
         link = where.dev / "char" / f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
-        if not nodes[path] and where.host_root is not None and not link.exists():
+        if path not in nvidias:
+            groups |= {path: found.st_gid} if found.st_mode & _OPEN != _OPEN else {}
+        elif not nodes[path] and where.host_root is not None and not link.exists():
             unlinked.append(path)
-    return nodes, tuple(unlinked)
+    return nodes, tuple(unlinked), groups
 
 
 def checkpoint_read(settings: NodeSettings) -> tuple[Sequence[Allocation], str]:

@@ -22,17 +22,18 @@ from gpu_device_plugin.model.pods import Pod
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.programs.simulate.misread import misread
 from gpu_device_plugin.programs.simulate.model import MOST_ARRIVALS, Inputs, Workload, counted
-from gpu_device_plugin.programs.simulate.nvidia_nodes import (
+from gpu_device_plugin.programs.simulate.vendor_nodes import (
     OFFERED,
-    READ,
-    WHOLE,
-    NvidiaNode,
+    VENDORS,
+    Vendor,
+    VendorNode,
     as_kinds,
     frees_beside,
     held_by,
+    is_read,
     not_offered,
-    nvidia_node,
-    offered_by,
+    offering,
+    vendor_node,
 )
 from gpu_device_plugin.report.rules.printing import first
 from gpu_device_plugin.scheduler.cluster_state import Fleet
@@ -56,8 +57,8 @@ def read_cluster(text: bytes, resources: Sequence[Resource], *, from_empty: bool
 
     With `from_empty` pods with GPUs that run take no room, and come before those that wait; other pods stay.
 
-    Where no node has GPUs of ours yet, those that NVIDIA's device plugin offers are taken as an agent would share them,
-    and pods that ask for them as asking for whole GPUs.
+    Where no node has GPUs of ours yet, those that the vendors' device plugins offer are taken as an agent would share
+    them, and pods that ask for them as asking for whole GPUs.
 
     Raises:
         UnreadableObjectError: it is not a list of the Kubernetes API.
@@ -95,10 +96,10 @@ class _Reader:
         self._from_empty = from_empty
         self._fleet = Fleet(resources, vanished_grace_s=0)
         self._pods = self._pod_reader()
-        self._nvidia: dict[str, NvidiaNode] = {}
+        self._by_vendor: dict[str, VendorNode] = {}
         """The nodes without an agent of ours, where no node has one."""
         self._held: dict[str, list[PodKind]] = {}
-        """What pods hold through NVIDIA's device plugin, by node."""
+        """What pods hold through the vendors' device plugins, by node."""
         self._coming: list[tuple[str, PodKind]] = []
         self._seen: set[tuple[str, str, str]] = set()
         self._without: dict[str, list[str]] = {}
@@ -113,28 +114,34 @@ class _Reader:
     def read_nodes(self, objects: Sequence[msgspec.Raw]) -> None:
         """Read all nodes; pods only afterwards."""
         names = (*self._names.values(), *(each.name for each in OFFERED))
-        reader = NodeReader(names, (READ_ON_NODES | READ).__contains__)
+        reader = NodeReader(names, lambda key: key in READ_ON_NODES or is_read(key))
         nodes = list(readable(map(_with_uid, objects), reader.read, "an object", self.notes))
         before_us = not any(map(self._ours, nodes))
         if before_us:
-            self._resources = (*self._resources, *(each for each in OFFERED if each not in self._resources))
+            offered = {name for node in nodes for name, amount in node.capacity.items() if amount}
+            usual = {vendor.names[0] for vendor in VENDORS if vendor.names}
+            more = [each for each in OFFERED if each.name in offered | usual and each not in self._resources]
+            self._resources = (*self._resources, *more)
             self._pods = self._pod_reader()
+        by: dict[Vendor, list[VendorNode]] = {}
         for node in nodes:
-            offered = offered_by(node)
-            if before_us and offered:
-                self._nvidia[node.name] = nvidia_node(node)
-            elif offered and not self._ours(node):
-                self._leave_out(f"node {node.name}", f"its GPUs are offered as {WHOLE.name}, by no agent of ours")
+            vendor = offering(node)
+            if before_us and vendor:
+                found = self._by_vendor[node.name] = vendor_node(node, vendor)
+                by.setdefault(vendor, []).extend([found] if found.gpus.gpus else [])
+            elif vendor and not self._ours(node):
+                self._leave_out(f"node {node.name}", f"its GPUs are offered as {vendor.names[0]}, by no agent of ours")
             elif not self._ours(node):
                 self._leave_out(f"node {node.name}", not_offered(node) or "it has no GPUs")
             self._put(node)
-        known = [each for each in self._nvidia.items() if each[1].gpus.gpus]
-        if known:
-            whole = f", and {WHOLE.name} of a pod counts as whole GPUs"
-            self.notes.append(
-                "no node runs our agent, so GPUs are read from the labels of GPU feature discovery, in shares of 1 GiB"
-                + whole * any(not node.slice_shares for _, node in known)
-            )
+        for vendor, there in by.items():
+            whole = f", and {vendor.names[0]} of a pod counts as whole GPUs"
+            if there:
+                self.notes.append(
+                    f"no node runs our agent, so GPUs are read from the labels of {vendor.labeller}, in shares of 1 GiB"
+                    + whole * any(not node.slice_shares for node in there)
+                )
+        known = [each for each in self._by_vendor.items() if each[1].gpus.gpus]
         self.notes += [f"node {name}: {node.note}" for name, node in known if node.note]
         sliced = [name for name, node in known if node.slice_shares]
         if sliced:
@@ -147,8 +154,8 @@ class _Reader:
         return NODE_GPUS in node.annotations or any(node.capacity.get(name) for name in self._names.values())
 
     def _put(self, node: NodeRecord) -> None:
-        if node.name in self._nvidia:
-            gpus = self._nvidia[node.name].gpus
+        if node.name in self._by_vendor:
+            gpus = self._by_vendor[node.name].gpus
         else:
             memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
             gpus = gpus_of_node(node.annotations, node.labels, memory, count)
@@ -215,8 +222,8 @@ class _Reader:
         return [each for kind in kinds_of(asked, pod.amounts) for each in as_kinds(kind, pod, slice_shares)]
 
     def _slice_shares(self, node: str) -> int:
-        """Return what one of NVIDIA's resource is on a node; without a node: the least, unless some have GPUs whole."""
-        there = [self._nvidia[node]] if node in self._nvidia else [*self._nvidia.values()]
+        """Return what one GPU of a plugin is on a node; without a node: the least, unless some have GPUs whole."""
+        there = [self._by_vendor[node]] if node in self._by_vendor else [*self._by_vendor.values()]
         return min((each.slice_shares for each in there if each.gpus.gpus), default=0)
 
     def read_manifests(self, objects: Sequence[tuple[str, msgspec.Raw]]) -> None:
@@ -267,10 +274,10 @@ class _Reader:
         return Inputs(tuple(nodes), Workload.of(self._coming), ordered=True, notes=(*left_out, *self.notes))
 
     def _with_pods(self, node: Start) -> Start:
-        """Return a node without what pods hold of its GPUs through NVIDIA's device plugin."""
+        """Return a node without what pods hold of its GPUs through the vendors' device plugins."""
         if not (held := self._held.get(node.name)):
             return node
-        frees = frees_beside(node.shape.sizes, held, self._nvidia[node.name].slice_shares)
+        frees = frees_beside(node.shape.sizes, held, self._by_vendor[node.name].slice_shares)
         return replace(node, left=replace(node.left, frees=frees))
 
 

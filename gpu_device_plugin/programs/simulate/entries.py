@@ -28,7 +28,7 @@ _MOST_GB = 1.1
 """The most that the GB in the names of a GPU's MIG instances make of its shares: names are rounded up."""
 _PROFILE = re.compile(r"([1-7])g\.([1-9][0-9]{0,3})gb(?:[+.-][a-z]+)*", re.ASCII)
 _TIMES = re.compile(r"([0-9]{1,9})x(.*)", re.IGNORECASE)
-_APART = re.compile(r"([0-9]{1,9}x)(?=[0-9A-Z])", re.IGNORECASE)
+_APART = re.compile(r"((?:[0-9]{1,9}x)+)(?=[0-9A-Z])", re.IGNORECASE)
 _MOST_GIB_MEANT = 4096
 """A larger number of bytes was meant as MiB."""
 _SIZE = re.compile(r"([0-9]{1,9})([MGT])i?B?", re.IGNORECASE | re.ASCII)
@@ -52,7 +52,9 @@ _OTHER_SIZES = {
     ("H100", 94): ("NVIDIA H100 NVL", 95830),
 }
 """Models with other memory than `MODELS` has: the product, and MiB."""
-_NOISE = re.compile(r"NVIDIA|GEFORCE|TESLA|AMPERE|SXM[0-9]?|PCIE|NVL|HBM[0-9]E?", re.ASCII)
+_NOISE = re.compile(
+    r"NVIDIA|GEFORCE|TESLA|AMPERE|SXM[0-9]?|PCIE|NVL|HBM[0-9]E?|AMD|INSTINCT|RADEON|OAM|INTEL|ARC|GRAPHICS", re.ASCII
+)
 """Words of a product that tell its maker and how it is built in."""
 _GB = re.compile(r"([0-9]{1,4})GB?", re.ASCII)
 
@@ -71,7 +73,9 @@ def known_model(name: str) -> tuple[str, int] | None:
     words = [word for word in re.split(r"[\s-]+", name.upper()) if not _NOISE.fullmatch(word)]
     size = next((int(found[1]) for word in words if (found := _GB.fullmatch(word))), 0)
     joined = "".join(word for word in words if not _GB.fullmatch(word))
-    short = next((each for each in (joined, joined.removeprefix("RTX")) if each in MODELS), None)
+    known = {**{product.upper(): each for each, (product, *_) in MODELS.items()}, **{each: each for each in MODELS}}
+    names = (joined, joined.removeprefix("RTX"), joined.removeprefix("PRO"), name.upper())
+    short = next((known[each] for each in names if each in known), None)
     if short is None:
         return None
     product, total_mib, reserved_mib, *_ = MODELS[short]
@@ -224,7 +228,11 @@ def _counted_parts(entry: str, *, of_nodes: bool) -> tuple[int, list[str]]:
 def _with_models_joined(parts: Sequence[str]) -> list[str]:
     """Return the words of a node with numbers apart, as in ``4x 8x H100``, and the words of a model as one."""
     found: list[str] = []
-    apart = [each for part in parts for each in _APART.sub(r"\1 ", part).split()]
+    apart = []
+    for part in parts:
+        times = _APART.match(part)  # not within a model, such as RX7900XTX
+        apart += re.findall(r"[0-9]+x", times[1], re.IGNORECASE) if times else []
+        apart.append(part[times.end() :] if times else part)
     for part in apart:
         model = "=" not in part and not _TIMES.fullmatch(part)
         if model and found and "=" not in found[-1] and not _TIMES.fullmatch(found[-1]):

@@ -14,14 +14,18 @@ from gpu_device_plugin.kubernetes.objects.quantity import quantity, whole_quanti
 from gpu_device_plugin.kubernetes.objects.requests import Resources
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.programs.simulate.entries import shares_meant
-from gpu_device_plugin.programs.simulate.nvidia_nodes import HAMI_MEMORY, WHOLE
+from gpu_device_plugin.programs.simulate.vendor_nodes import HAMI_MEMORY, OFFERED
 from gpu_device_plugin.report.rules.printing import nearest
 
-_GPU = re.compile(r"gpu|nvidia|cuda|mig-|accelerator|npu|mlu|dcu", re.IGNORECASE)
+_GPU = re.compile(r"gpu|nvidia|cuda|mig-|accelerator|npu|mlu|dcu|_nps[0-9]", re.IGNORECASE)
 _MEMORY = re.compile(r"mem|vram", re.IGNORECASE)
 _MIG = re.compile(r".*/mig-[0-9]g\.([0-9]+)gb.*", re.ASCII)
 _ANNOTATIONS = {"gpu-fraction": "KAI Scheduler and run:ai", "gpu-memory": "KAI Scheduler and run:ai"}
-_HAMI_IGNORED = frozenset({"nvidia.com/gpucores", "nvidia.com/priority"})
+_HAMI_IGNORED = {
+    "nvidia.com/gpucores": "nvidia.com/gpu",
+    "nvidia.com/priority": "nvidia.com/gpu",
+    "amd.com/gpucores": "amd.com/gpu",
+}
 """With HAMi: parts of GPUs' time, which are not simulated."""
 
 
@@ -68,14 +72,14 @@ def _of_container(
     limits: Mapping[str, Any], requests: Mapping[str, Any], names: Mapping[str, Resource]
 ) -> Iterator[str]:
     domains = {name.partition("/")[0] for name in names}
-    with_hami = WHOLE.name in names and WHOLE.name in limits
+    beside_hami = {**HAMI_MEMORY, **_HAMI_IGNORED}
     for name, amount in {**requests, **limits}.items():
         asked = f"it asks for {name[:80]}: {str(amount)[:40]}"
         if name in names:
             yield from _of_amount(asked, str(amount), names[name])
             if name not in limits:
                 yield f"{asked}, and only as a request; write it as a limit"
-        elif with_hami and (name == HAMI_MEMORY or name in _HAMI_IGNORED):
+        elif (whole := beside_hami.get(name)) in names and whole in limits:
             continue
         elif _GPU.search(name) or name.partition("/")[0] in domains:
             yield f"{asked}, which is not read; {_nearest(name, names)}"
@@ -85,7 +89,7 @@ def _of_amount(asked: str, amount: str, resource: Resource) -> Iterator[str]:
     shares = shares_meant(amount) if resource.kind is Kind.MEMORY else None
     if shares is not None:
         yield f"{asked}, which counts shares, 1 GiB each by default; write {shares}"
-    elif whole_quantity(amount) == 0 and resource.name != WHOLE.name:
+    elif whole_quantity(amount) == 0 and resource not in OFFERED:
         yield f"{asked}, which the API server refuses; leave the line out"
     elif whole_quantity(amount) is None:
         value = quantity(amount)

@@ -206,6 +206,14 @@ def _location(
         ill = out_of_service(gpu) if gpu is not None and gpu.instance is not None else ""
         text = "  GPU {gpu}" + (" ({facts})" if facts else "") + ": {amount}{ill}"
         yield note("has", text, gpu=position, facts=facts, amount=amount, ill=ill)
+    gpus = [listed[position] for position, _ in places if position in listed]
+    if status.groups is not None and (lacking := {group for gpu in gpus for group in gpu.groups} - status.groups):
+        yield note(
+            "device-group",
+            "Its containers do not run as root, and the device nodes of its GPUs are open to group {groups} of the "
+            "node alone. Set spec.securityContext.supplementalGroups: [{groups}].",
+            groups=", ".join(map(str, sorted(lacking))),
+        )
     shared = [position for position, _ in usage.shares]
     yield from (each for tell in features.placed for each in tell(pod, resources, node, shared))
     if usage.unplaced:

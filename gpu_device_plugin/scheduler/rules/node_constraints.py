@@ -165,6 +165,8 @@ class SchedulingStatus:
     """The ResourceClaims that it names, in the order of its spec."""
     controller: str = ""
     """The kind and name of the object that made it; empty: none did."""
+    groups: frozenset[int] | None = None
+    """The groups of its containers that ask for devices and do not run as root; None: its spec has none of these."""
 
 
 def obstacles(node: NodeRecord, pod: Terms) -> Iterator[tuple[str, Mapping[str, str | int]]]:

@@ -1,11 +1,14 @@
 """Fake GPUs of other drivers than NVIDIA's: their models, names, partitions and device nodes."""
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpu_device_plugin.hardware.amdgpu.drm_driver import Drm
 from gpu_device_plugin.hardware.fake.description import read
 from gpu_device_plugin.hardware.fake.fake_driver import Fake
 from gpu_device_plugin.hardware.fake.gpu_models import MODELS, OTHERS
@@ -13,6 +16,7 @@ from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.messages import read as message
 from gpu_device_plugin.model.gpus import Closeness
 from gpu_device_plugin.settings.node import _gpu_name
+from tests.hardware.amdgpu import trees
 
 Json = dict[str, Any]
 
@@ -79,6 +83,30 @@ def test_a_whole_machine_in_its_smallest_partitions_can_be_described() -> None:
     assert len(decoded.inventory.gpus) == 64
 
 
+@pytest.mark.parametrize(
+    ("written", "source"),
+    [
+        (lambda root: trees.mi300x(root, 2), "fake:2xMI300X"),
+        (lambda root: trees.mi300x(root, 1, 8), "fake:1xMI300X:partition=cpx"),
+        (trees.rx7900xtx, "fake:1xRX7900XTX"),
+        (trees.b580, "fake:1xB580"),
+    ],
+)
+def test_fakes_are_as_the_driver_lists_such_gpus(
+    written: Callable[[Path], object], source: str, tmp_path: Path
+) -> None:
+    written(tmp_path)
+    found, fake = Drm(["amdgpu", "xe"], str(tmp_path)).inventory(), Fake(source).inventory()
+    kept = ("index", "total_mib", "reserved_mib", "driver", "compute_units", "architecture", "mig", "unified")
+    assert [[gpu[key] for key in kept] for gpu in fake["gpus"]] == [[gpu[key] for key in kept] for gpu in found["gpus"]]
+    forms = [
+        [re.sub("[0-9A-Fa-f]{16}|[0-9a-f]{2}:00", "", gpu["uuid"]) for gpu in each["gpus"]] for each in (fake, found)
+    ]
+    assert forms[0] == forms[1]
+    levels = [[(link["closeness"], link["nvlinks"]) for link in each["links"]] for each in (fake, found)]
+    assert levels[0] == levels[1]
+
+
 def test_boards_of_one_model_are_linked_as_their_driver_tells() -> None:
     links = Fake("fake:8xMI300X").inventory()["links"]
     assert {(link["closeness"], link["nvlinks"]) for link in links} == {(Closeness.NVLINK, 1)}
@@ -130,9 +158,9 @@ def test_device_nodes_are_those_that_are_described_and_of_nvidia_those_of_its_mi
 
 @pytest.mark.parametrize(
     ("gpus", "version"),
-    [("2xMI300X", "6.14.14"), ("1xMI300X,1xB580", "6.14.14"), ("1xB580", None), ("1xMI300X,1xT4", "580.65.06")],
+    [("2xMI300X", "6.14.14"), ("1xMI300X,1xB580", "6.14.14"), ("1xB580", "6.17.0"), ("1xMI300X,1xT4", "580.65.06")],
 )
-def test_the_driver_is_of_the_version_that_nvml_or_else_the_kernel_tells(gpus: str, version: str | None) -> None:
+def test_the_driver_is_of_the_version_that_nvml_or_else_the_kernel_tells(gpus: str, version: str) -> None:
     assert Fake(f"fake:{gpus}").inventory()["driver_version"] == version
 
 

@@ -674,6 +674,14 @@ def test_junk_is_malformed_at_worst(text: str) -> None:
     repr(found).encode()
 
 
+def test_the_groups_of_device_nodes_are_bounded_and_what_is_none_is_left_out() -> None:
+    shares = Shares(1024).with_inventory(Inventory((Gpu("GPU-a", 0, "T4", 4096, 0), Gpu("GPU-b", 1, "T4", 4096, 1))))
+    text = write_node_gpus(node_gpus(shares, Inventory(), {}, "fit", groups={"GPU-b": (993,)}))
+    assert [gpu.groups for gpu in read_node_gpus(text).gpus] == [(), (993,)]
+    for listed, groups in (("[1, -1, true, 2, 3]", (1, 2)), ("{}", ()), ('["x", 4294967296]', ())):
+        assert read_node_gpus(text.replace("[993]", listed)).gpus[1].groups == groups
+
+
 def test_a_gpu_stays_cordoned_until_the_agent_has_read_that_it_is_not() -> None:
     """Else a pod would be promised a GPU that the agent still refuses."""
     shares = Shares(1024).with_inventory(Inventory((Gpu("GPU-a", 0, "T4", 4096, 0), Gpu("GPU-b", 1, "T4", 4096, 1))))

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.model.contract.promises import Promise
+from gpu_device_plugin.model.gpus import Inventory
 from gpu_device_plugin.model.placing import Demand, Placement
 from gpu_device_plugin.model.resources import OF_GPUS, Kind
 from gpu_device_plugin.node.rules.admission import (
@@ -306,11 +307,14 @@ def test_devices_that_the_kubelet_has_forgotten_are_refused_until_their_pods_end
 
 def test_a_container_waits_for_the_device_nodes_that_every_container_needs() -> None:
     by_path = Delivery(methods=frozenset({"device-specs"}))
-    missing = refuse_without_nodes(by_path, {"/dev/nvidiactl"})
+    shares = node(8).shares
+    missing = refuse_without_nodes(by_path, {"/dev/nvidiactl"}, shares)
     assert missing is not None
     assert (missing.code, missing.sentence.split()[0]) == (RefusalCode.NO_DEVICE_NODE, "/dev/nvidia-uvm")
-    assert refuse_without_nodes(by_path, CONTROL_NODES) is None
-    assert refuse_without_nodes(Delivery(methods=frozenset({"cdi"})), ()) is None
+    assert refuse_without_nodes(by_path, CONTROL_NODES, shares) is None
+    assert refuse_without_nodes(Delivery(methods=frozenset({"cdi"})), (), shares) is None
+    gpu = replace(shares.gpus[0].gpu, driver="amdgpu")
+    assert refuse_without_nodes(by_path, (), shares.with_inventory(Inventory((gpu,)))) is None
 
 
 # --- The requests of a pod --------------------------------------------------------------------------------------------

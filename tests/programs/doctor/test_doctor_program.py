@@ -14,6 +14,7 @@ from gpu_device_plugin.features.mps.rules.mps_admission import NOT_THERE
 from gpu_device_plugin.features.node_features import NODE_SETTINGS
 from gpu_device_plugin.kubernetes.client.api_client import Client
 from gpu_device_plugin.kubernetes.client.config import ClusterConfig
+from gpu_device_plugin.model.gpus import Gpu, Inventory
 from gpu_device_plugin.programs.doctor import node_reading
 from gpu_device_plugin.programs.doctor.doctor_program import (
     CLAIMS,
@@ -23,6 +24,7 @@ from gpu_device_plugin.programs.doctor.doctor_program import (
     DoctorPlace,
     _with_node,
     below,
+    device_nodes_of,
     examined,
     main,
     place,
@@ -269,6 +271,21 @@ async def test_device_nodes_and_files_are_looked_at_where_the_node_is(tmp_path: 
     assert empty.device_nodes["/dev/nvidiactl"] == "is missing"
     (tmp_path / "dev/dxg").write_text("")
     assert "/dev/nvidiactl" in (await examined(settings, where)).device_nodes
+
+
+def test_of_a_kernels_device_nodes_the_group_is_read_and_no_link_for_systemd_is_missed(tmp_path: Path) -> None:
+    """Our own /dev/null is open to everybody."""
+    (tmp_path / "dev/dri").mkdir(parents=True)
+    (tmp_path / "dev/kfd").symlink_to("/dev/null")
+    (tmp_path / "dev/dri/renderD128").touch(mode=0o660)
+    where = replace(NOWHERE, host_root=tmp_path, in_container=False, dev=tmp_path / "dev")
+    paths = ("/dev/kfd", "/dev/dri/renderD128", "/dev/dri/card0")
+    gpu = Gpu("GPU-a", 0, "AMD Instinct MI210", 65_520, device_paths=paths, driver="amdgpu")
+    nodes, unlinked, groups = device_nodes_of(where, Inventory((gpu,)), ("envvar", "card"))
+    assert nodes == {"/dev/kfd": "", "/dev/dri/renderD128": "is no device", "/dev/dri/card0": "is missing"}
+    without, *_ = device_nodes_of(where, Inventory((gpu,)), ("envvar",))
+    assert without.keys() == {"/dev/kfd", "/dev/dri/renderD128"}
+    assert (unlinked, groups) == ((), {"/dev/dri/renderD128": (tmp_path / "dev/dri/renderD128").stat().st_gid})
 
 
 async def test_wsl_has_one_device_node_for_all_gpus(tmp_path: Path) -> None:

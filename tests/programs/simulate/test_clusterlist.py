@@ -392,7 +392,7 @@ def test_once_an_agent_of_ours_runs_the_nodes_of_nvidias_plugin_are_left_out_and
         ({"aliyun.com/gpu-memory": 8}, "aliyun.com/gpu-memory: 8, which is not read; did you mean aliyun.com/gpu-mem?"),
         ({"aliyun.com/gpu-cuont": 1}, "aliyun.com/gpu-cuont: 1, which is not read; did you mean aliyun.com/gpu-count?"),
         ({"aliyun.com/other": 1}, "aliyun.com/other: 1, which is not read; did you mean aliyun.com/gpu-count?"),
-        ({"amd.com/gpu": 1}, "amd.com/gpu: 1, which is not read; did you mean aliyun.com/gpu-count?"),
+        ({"gpu.intel.com/xe": 1}, "gpu.intel.com/xe: 1, which is not read; did you mean aliyun.com/gpu-count?"),
         ({"gpu-mem": 4}, "gpu-mem: 4, which is not read; did you mean aliyun.com/gpu-mem?"),
         ({"nvidia.com/mig-1g.10gb": 1}, "nvidia.com/mig-1g.10gb: 1, which is not read; write aliyun.com/gpu-mem: 10"),
         ({"aliyun.com/gpu-mem": "40Gi"}, "aliyun.com/gpu-mem: 40Gi, which counts shares, 1 GiB each by default; write"),

@@ -3,9 +3,11 @@
 import pytest
 
 from gpu_device_plugin.features.learning.rules.workload_mix import PodKind
+from gpu_device_plugin.hardware.fake.gpu_models import MODELS
 from gpu_device_plugin.model.contract.gpu_preferences import GpuSelector
 from gpu_device_plugin.programs.simulate.entries import (
     EntryError,
+    known_model,
     nodes_in,
     pods_in,
 )
@@ -112,6 +114,14 @@ def test_gpus_may_be_named_by_their_model(text: str, nodes: int, gpus: int, shar
     assert (len(found), found[0].shape.sizes) == (nodes, (shares,) * gpus)
 
 
+@pytest.mark.parametrize("short", sorted(MODELS.keys() - {"B300", "RTXPRO6000"}))
+def test_a_model_is_known_by_the_name_that_its_driver_gives_it(short: str) -> None:
+    """Of two the name says more than its model, its memory and how it is built in."""
+    product, *_ = MODELS[short]
+    assert known_model(product) == known_model(short)
+    assert nodes_in(f"2x4x{product}")[0].shape.models == (product,) * 4
+
+
 def test_a_model_that_is_known_has_its_whole_name_so_that_pods_find_it() -> None:
     (named,) = nodes_in("H100")
     assert named.shape.models == ("NVIDIA H100 80GB HBM3",)
@@ -124,6 +134,7 @@ def test_a_model_that_is_known_has_its_whole_name_so_that_pods_find_it() -> None
         ("4x H10", "'H10' is no GPU that is known here; did you mean H100?"),
         ("4x hat", "'hat' is no GPU that is known here; write gpus=8 mem=80, or one of P4, "),
         ("4x 4x", "'4x' is no GPU that is known here"),
+        ("2x RX7900XT", "'RX7900XT' is no GPU that is known here"),
         (
             "10x H100 gpus=4",
             "10x H100 are the GPUs of one node, and gpus= says how many too; for 10 nodes begin with 10x",

@@ -72,9 +72,10 @@ NOT_TOLD = {stays(UnmovableReason[each]).code for each in ("ENDING", "HELD", "PL
 }
 NAMES = re.compile(
     r"kubectl -n [^;\uff1b\u3002]*|kubectl label node|[\w.-]*(?:gpushare|kube|gpu)[\w.=-]*|[\w.-]+/[\w./-]+|NVIDIA_\w+"
-    r"|\?\w+=|nvidia-[\w-]+|-cgi|\b(?:use-uuid|fit|binpack|spread|CPU|PCIe|MHz|POWER|CLOCK|GiB|MiB|GPUs?|MIG|Pod|API|CUDA|HTTP|MPS|UUID|DRA|Kubernetes|Tesla|ClusterRole"
+    r"|\?\w+=|NVIDIA|nvidia-[\w-]+|-cgi|\b(?:use-uuid|fit|binpack|spread|CPU|PCIe|MHz|POWER|CLOCK|GiB|MiB|GPUs?|MIG|Pod|API|CUDA|HTTP|MPS|UUID|DRA|Kubernetes|Tesla|ClusterRole"
     r"|ConfigMap|ResourceClaim|ResourceClaimTemplate|DeviceClass|DaemonSet|PodDisruptionBudget|NAMESPACE|POSITION|NAME"
-    r"|NODE|PROFILE|emptyDir|hostPath|safe-to-evict|schedulerName|nodeName|extendedResourceName|borrowers"
+    r"|NODE|PROFILE|emptyDir|hostPath|safe-to-evict|schedulerName|nodeName|extendedResourceName|borrowers|root"
+    r"|spec.securityContext\.supplementalGroups"
     r"|default-scheduler|default|smi|mig|whole|memory|admin|history|incidents|list|pods|nodes|off|false|true"
     r"|Unschedulable|x{3,}|spy|main|alice|loud)\b"
 )

@@ -73,6 +73,33 @@ def test_the_sentences_of_a_pod_that_has_its_place() -> None:
     assert asked is None
 
 
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        (None, []),
+        (frozenset({993, 44}), []),
+        (
+            frozenset({1000}),
+            [
+                (
+                    "Its containers do not run as root, and the device nodes of its GPUs are open to group 993 of the "
+                    "node alone. Set spec.securityContext.supplementalGroups: [993]."
+                )
+            ],
+        ),
+    ],
+)
+def test_a_pod_that_is_not_root_learns_the_group_of_its_device_nodes(
+    groups: frozenset[int] | None, said: list[str]
+) -> None:
+    view = NODES["n"]
+    gpus = replace(view.candidate.gpus, gpus=tuple(replace(gpu, groups=(993,)) for gpu in view.candidate.gpus.gpus))
+    there = {"n": replace(view, candidate=replace(view.candidate, gpus=gpus))}
+    placed = pod(node_name="n", phase="Running", annotations={IDX: "1", ASSIGNED: "true"})
+    found, _ = causes(placed, replace(OURS, groups=groups), RESOURCES, there)
+    assert [str(each) for each in found if each.code == "device-group"] == said
+
+
 SAYS = "scheduler-says scheduler=gpushare-scheduler reason=Unschedulable message=0/1 nodes are available"
 
 

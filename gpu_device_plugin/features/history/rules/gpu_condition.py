@@ -21,8 +21,11 @@ _LOADED_PERCENT = 20
 
 _COOL = "check its cooling: fans, dust, the air or water that reaches it"
 _SUPPLY = "check the machine's power supplies (its management controller reports their state)"
-_PROTECTION = "see nvidia-smi -q -d PERFORMANCE,POWER on the node, and whether its power cables fit"
-_LINK = "nvidia-smi nvlink -e names the link; if this goes on, have its GPU and bridge or baseboard checked"
+_PROTECTION = "see whether its power cables fit; for NVIDIA GPUs nvidia-smi -q -d PERFORMANCE,POWER says more"
+_LINK_ERRORS = "{errors:error on a link to another GPU|errors on links to other GPUs}"
+_LINK = (
+    "for NVIDIA GPUs nvidia-smi nvlink -e names the link; if this goes on, have its GPU and bridge or baseboard checked"
+)
 # The first that applies is told. Hardware slowdown alone may be a change of clocks (nvml.h), unless it lasts.
 _SLOWED = (
     (BY_HEAT, "slowed-by-heat", "by heat", _COOL),
@@ -32,7 +35,7 @@ _SLOWED = (
 # By field of GpuHistory: code, words, from how many within the hour on it is a warning, and advice.
 _GROWING = (
     ("ecc_errors", "ecc-growing", "{errors:memory error}", 1, "if this goes on, have the GPU replaced"),
-    ("nvlink_errors", "nvlink-growing", "{errors:NVLink error}", _MANY_LINK_ERRORS, _LINK),
+    ("nvlink_errors", "nvlink-growing", _LINK_ERRORS, _MANY_LINK_ERRORS, _LINK),
 )
 _RESET = "drain the node and reset the GPU (docs/operations.md, A GPU is unhealthy)"
 
@@ -130,8 +133,10 @@ def _faults(gpu_name: str, gpu: GpuTelemetry) -> Iterator[Finding]:
     elif gpu.repair_pending:
         yield warning("memory-repair-pending", "{gpu} needs a reset to replace damaged memory", _RESET, gpu=gpu_name)
     if gpu.nvlink_errors:
-        text = "{gpu} has counted {errors:NVLink error} since the driver was loaded"
-        advice = "a few are harmless; if they grow (gpushare_gpu_nvlink_errors_total), see nvidia-smi nvlink -e"
+        text = f"{{gpu}} has counted {_LINK_ERRORS} since the driver was loaded"
+        advice = (
+            "a few are harmless; if they grow (gpushare_gpu_nvlink_errors_total), see nvidia-smi nvlink -e (NVIDIA)"
+        )
         yield note("nvlink-errors", text, advice, gpu=gpu_name, errors=gpu.nvlink_errors)
 
 

@@ -60,7 +60,11 @@ _SLOWDOWNS: Mapping[str, tuple[int, str, str]] = {
     "slowed-by-power-brake": (Throttle.POWER_BRAKE, "its machine (power brake)", "Check the node's power supplies"),
     "slowed-by-hardware": (Throttle.HARDWARE, "itself (hardware slowdown)", "Check its power cables and its cooling"),
     "slowed-by-sync": (Throttle.SYNC, "the slowest GPU of its sync boost group", "Find out what slows that one"),
-    "slowed-by-power-cap": (Throttle.POWER_CAP, "its power limit", "See nvidia-smi -q -d POWER; -pl sets another"),
+    "slowed-by-power-cap": (
+        Throttle.POWER_CAP,
+        "its power limit",
+        "For NVIDIA GPUs nvidia-smi -q -d POWER shows it, and -pl sets another",
+    ),
 }
 """By code: bits, words and advice."""
 _TOLD_BY_OTHERS: Mapping[int, int] = {Throttle.HARDWARE: Throttle.HARDWARE_HEAT | Throttle.POWER_BRAKE}
@@ -117,7 +121,8 @@ def _clocks_low(window: GpuWindow, _: MaySee) -> Verdict:
     if not steady or told or speed >= _LOW_CLOCK:
         return None
     text = (
-        "GPU {gpu} has a low clock, for which its driver gives no reason: {facts}. nvidia-smi -q -d CLOCK shows more."
+        "GPU {gpu} has a low clock, for which its driver gives no reason: {facts}. For NVIDIA GPUs "
+        "nvidia-smi -q -d CLOCK shows more."
     )
     return _cause("clocks-low", text, window, 1 - speed, facts=clock)
 

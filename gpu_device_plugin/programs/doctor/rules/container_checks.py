@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 
+from gpu_device_plugin.model.gpus import NVIDIA
 from gpu_device_plugin.node.rules.container_grants import CONTROL_NODES
 from gpu_device_plugin.programs.doctor.rules.symptoms import NodeSymptoms
-from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, note, ok, warning
+from gpu_device_plugin.report.rules.finding import Finding, Unknown, error, grouped, note, ok, warning
 
 _UNPRIVILEGED = (
     "--devices cdi and accept-nvidia-visible-devices-envvar-when-unprivileged = false in the toolkit's config.toml"
 )
 
-
-UNREAD_ADVICE = "see dmesg, and whether nvidia-smi shows it; reset it or restart the node, then restart the agent"
+_MADE_BY = (
+    "nvidia-smi as root on the node creates it, and nvidia-persistenced keeps it",
+    "see dmesg: the kernel makes it with the driver",
+)
+"""Advice on a device node, of NVIDIA's driver and of the kernel's own."""
+_LOWERS_SINCE = (7, 3)
+"""The Linux from which on limits below the use are applied at once."""
+_ELSE = "AMD's GPUs need the driver amdgpu there, and Intel's xe"
+UNREAD_ADVICE = (
+    "see dmesg, and for NVIDIA GPUs whether nvidia-smi shows it; reset it or restart the node, then restart the agent"
+)
 
 
 def driver(node: NodeSymptoms) -> Iterator[Finding]:
@@ -33,7 +44,8 @@ def driver(node: NodeSymptoms) -> Iterator[Finding]:
         return
     if not models:
         text = "driver {version} lists no GPU"
-        yield error("no-gpu", text, "see nvidia-smi -L on the node, and whether lspci shows the cards", version=version)
+        tool = "nvidia-smi -L on the node" if node.of_nvidia else "the agent's log"
+        yield error("no-gpu", text, f"see {tool}, and whether lspci shows the cards", version=version)
         return
     cards = ", ".join(f"{count} x {model}" for model, count in sorted(models.items()))
     invented = " (invented)" if node.invented else ""
@@ -45,13 +57,14 @@ def _no_driver(node: NodeSymptoms) -> Finding:
         return error(
             "no-driver-in-container",
             "this container has no NVIDIA driver (libnvidia-ml.so.1 is not there)",
-            "its pod needs runtimeClassName: nvidia, and the node the driver: nvidia-smi there lists its GPUs then",
+            "its pod needs runtimeClassName: nvidia, and the node the driver: nvidia-smi there lists its GPUs then; "
+            f"{_ELSE}",
         )
     return error(
         "no-driver",
         "no NVIDIA driver is installed on this machine (libnvidia-ml.so.1 is not there)",
-        "install it (docs.nvidia.com/datacenter/tesla), until nvidia-smi lists the GPUs; on a machine without GPUs try "
-        "gpu-device-plugin demo, or the agent with --gpus fake:4xT4",
+        "install it (docs.nvidia.com/datacenter/tesla), until nvidia-smi lists the GPUs; "
+        f"{_ELSE}; on a machine without GPUs try gpu-device-plugin demo, or the agent with --gpus fake:4xT4",
     )
 
 
@@ -86,14 +99,14 @@ def device_nodes(node: NodeSymptoms) -> Iterator[Finding]:
     elif uvm in wrong:
         advice = "nvidia-modprobe -u -c 0 on the node creates it; CUDA containers need it"
         yield error("no-uvm", "{path} {why}", advice, path=uvm, why=wrong[uvm])
-    for why in sorted({why for path, why in wrong.items() if path != uvm}):
-        yield error(
-            "no-device-node",
-            "{paths} {why}",
-            "nvidia-smi as root on the node creates it, and nvidia-persistenced keeps it",
-            paths=", ".join(path for path in wrong if path != uvm and wrong[path] == why),
-            why=why,
-        )
+    own = {path for gpu in node.inventory.gpus if gpu.driver != NVIDIA for path in gpu.device_paths}
+    faults = grouped(((why, path in own), path) for path, why in wrong.items() if path != uvm)
+    for (why, of_kernel), names in sorted(faults.items()):
+        paths = ", ".join(names)
+        if of_kernel and node.in_container:
+            yield Unknown("nodes-hidden", "{paths} {why} here", "run the doctor on the node", paths=paths, why=why)
+        else:
+            yield error("no-device-node", "{paths} {why}", _MADE_BY[of_kernel], paths=paths, why=why)
     if right := [path for path, why in node.device_nodes.items() if not why]:
         yield ok("device-nodes", "{paths}", paths=", ".join(right))
     if node.unlinked_nodes and not {"device-specs", "cdi"} & set(node.settings.devices):
@@ -103,6 +116,31 @@ def device_nodes(node: NodeSymptoms) -> Iterator[Finding]:
         )
         advice = "nvidia-ctk system create-dev-char-symlinks --create-all on the node, or --devices device-specs or cdi"
         yield warning("device-nodes-unlinked", text, advice, paths=", ".join(node.unlinked_nodes))
+
+
+def kernel(node: NodeSymptoms) -> Iterator[Finding]:
+    """Check what the kernel has for GPUs of its own drivers, and the rights to see and to use them."""
+    gpus = [] if node.invented else [gpu for gpu in node.inventory.gpus if gpu.driver != NVIDIA]
+    if not gpus:
+        return
+    release = tuple(int(number) for number in re.findall("[0-9]+", node.kernel.release)[:2])
+    late = release < _LOWERS_SINCE and any(gpu.memory_limits for gpu in gpus)
+    text = "Linux {release}" + "; before 7.3 it ignores a memory limit that is below the use" * late
+    yield ok("kernel", text, release=node.kernel.release)
+    if node.kernel.topology_hidden:
+        text = "partitions of GPUs and links between them may not be read here, so only whole GPUs are shared"
+        yield warning("topology-hidden", text, "run the agent privileged, as deploy/overlays/amd does")
+    if not node.kernel.traces:
+        text = "without the capability SYS_PTRACE not all use of GPUs by processes is seen"
+        yield note("use-hidden", text, "deploy/overlays/amd gives it to the agent")
+    if groups := sorted(set(node.node_groups.values())):
+        yield note(
+            "device-group",
+            "{paths:device node is|device nodes are} open to root and to group {groups} of this node alone",
+            f"a pod whose containers do not run as root needs spec.securityContext.supplementalGroups: {groups}",
+            paths=len(node.node_groups),
+            groups=" and ".join(map(str, groups)),
+        )
 
 
 def runtime(node: NodeSymptoms) -> Iterator[Finding]:

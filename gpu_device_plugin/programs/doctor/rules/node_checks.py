@@ -277,14 +277,20 @@ def _clock(node: NodeSymptoms) -> Iterator[Finding]:
         yield warning("clock-skewed", text, "synchronize both clocks by NTP", seconds=round(abs(skew)))
 
 
+def _of_nvidia(check: Callable[[NodeSymptoms], Iterable[Finding]]) -> Callable[[NodeSymptoms], Iterable[Finding]]:
+    """Return a check that finds nothing on a node whose GPUs need nothing of NVIDIA's toolkit."""
+    return lambda node: check(node) if node.of_nvidia else ()
+
+
 OWN: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = {
     "driver": container_checks.driver,
     "GPUs": container_checks.gpus,
     "device nodes": container_checks.device_nodes,
-    "container runtime": container_checks.runtime,
-    "CDI": container_checks.cdi,
-    "images": known("obeys_images", container_checks.images),
+    "container runtime": _of_nvidia(container_checks.runtime),
+    "CDI": _of_nvidia(container_checks.cdi),
+    "images": _of_nvidia(known("obeys_images", container_checks.images)),
     "cgroups": known("cgroup", container_checks.cgroups),
+    "kernel": container_checks.kernel,
     "shares": _shares,
     "kubelet directory": _directory,
     "kubelet": _kubelet,

@@ -15,7 +15,7 @@ from gpu_device_plugin.features.mps.contract import MpsGpu
 from gpu_device_plugin.features.mps.rules.mps_admission import lack
 from gpu_device_plugin.model.contract.keys import ELASTIC, MIG_LABEL
 from gpu_device_plugin.model.contract.node_use import node_report
-from gpu_device_plugin.model.gpus import Gpu, Inventory
+from gpu_device_plugin.model.gpus import NVIDIA, Gpu, Inventory
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.nodes import NodeRecord
 from gpu_device_plugin.model.pods import Pod
@@ -235,6 +235,19 @@ class Profiles:
 NO_PROFILES = Profiles()
 
 
+@dataclass(frozen=True, slots=True)
+class KernelSeen:
+    """What the node's kernel has for GPUs of drivers of its own, as a process here sees it."""
+
+    release: str = ""
+    topology_hidden: bool = False
+    """The partitions of GPUs, and the links between them, may not be read here."""
+    traces: bool = True
+    """The use of GPUs by other processes may be read here."""
+    alone: bool = False
+    """It drives GPUs, and there is none of NVIDIA's beside them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSymptoms:
     """Everything on a node that concerns GPU sharing."""
@@ -272,6 +285,9 @@ class NodeSymptoms:
     """The fault of each device node, by path; empty: it has none."""
     unlinked_nodes: tuple[str, ...] = ()
     """Device nodes without the link under ``/dev/char`` that systemd needs."""
+    node_groups: Mapping[str, int] = field(default_factory=dict)
+    """The group of each device node, by path, that is closed to users outside of it, of drivers other than NVIDIA's."""
+    kernel: KernelSeen = KernelSeen()
     mig_present: Mapping[str, int] = field(default_factory=dict)
     """The number of GPU instances by their GPU's UUID, as the kernel module lists them to everybody."""
 
@@ -306,6 +322,12 @@ class NodeSymptoms:
         """Whether the GPUs come from a description file."""
         return self.settings.gpus not in DRIVERS
 
+    @property
+    def of_nvidia(self) -> bool:
+        """Whether it has GPUs of NVIDIA's driver, which its toolkit gives to containers; where none is known, too."""
+        drivers = {gpu.driver for gpu in self.inventory.gpus}
+        return NVIDIA in drivers or not (drivers or self.kernel.alone)
+
     def name(self, gpu: Gpu) -> str:
         """Return a GPU or an instance with its UUID, as people know it: by its number in the node's list, if any."""
         if gpu.instance is not None:
@@ -313,6 +335,8 @@ class NodeSymptoms:
         listed = () if isinstance(self.api, Unknown) else (*self.api.node.gpus.gpus, *self.api.node.gpus.gone)
         numbers = {each.uuid: each.position for each in listed if each.uuid}
         number = numbers.get(gpu.uuid)
+        if number is None and numbers and gpu.driver != NVIDIA:
+            return f"the GPU {gpu.uuid}"
         if number is None and numbers:
             return f"the GPU {gpu.uuid} (nvidia-smi counts it as {gpu.index})"
         return f"GPU {gpu.index if number is None else number} ({gpu.uuid})"

@@ -151,7 +151,11 @@ def test_a_slowdown_is_told_with_its_duration_and_the_clock() -> None:
         ("the power brake", "its machine (power brake)", "Check the node's power supplies."),
         ("hardware slowdown", "itself (hardware slowdown)", "Check its power cables and its cooling."),
         ("sync boost", "the slowest GPU of its sync boost group", "Find out what slows that one."),
-        ("a very low power limit", "its power limit", "See nvidia-smi -q -d POWER; -pl sets another."),
+        (
+            "a very low power limit",
+            "its power limit",
+            "For NVIDIA GPUs nvidia-smi -q -d POWER shows it, and -pl sets another.",
+        ),
     ],
 )
 def test_a_slowdown_is_told_with_its_reason_and_what_to_do(name: str, reason: str, advice: str) -> None:
@@ -168,7 +172,7 @@ def test_a_power_limit_is_told_with_the_power() -> None:
 def test_a_lowered_power_limit_is_told_with_the_default() -> None:
     assert said(CAUSES["a lowered power limit"][0], CAPPED).endswith(
         "; its multiprocessors run at 1,400 of 1,980 MHz; it draws 499 of 500 W; its default limit is "
-        "700 W. See nvidia-smi -q -d POWER; -pl sets another."
+        "700 W. For NVIDIA GPUs nvidia-smi -q -d POWER shows it, and -pl sets another."
     )
 
 
@@ -253,7 +257,7 @@ def test_a_pod_without_a_guarantee_is_left_nothing_to_miss() -> None:
 def test_a_low_clock_is_told_as_it_is() -> None:
     assert said(CAUSES["low clocks"][0], "clocks-low") == (
         "GPU 0 has a low clock, for which its driver gives no reason: its multiprocessors run at 795 of 1,980 MHz. "
-        "nvidia-smi -q -d CLOCK shows more."
+        "For NVIDIA GPUs nvidia-smi -q -d CLOCK shows more."
     )
 
 

@@ -124,12 +124,12 @@ def test_the_sentences_of_a_node() -> None:
             "check the slot's firmware settings; copies to it are slower"
         ),
         (
-            "GPU 0 (GPU-a) has counted 1 NVLink error since the driver was loaded: a few are harmless; if they grow "
-            "(gpushare_gpu_nvlink_errors_total), see nvidia-smi nvlink -e"
+            "GPU 0 (GPU-a) has counted 1 error on a link to another GPU since the driver was loaded: a few are "
+            "harmless; if they grow (gpushare_gpu_nvlink_errors_total), see nvidia-smi nvlink -e (NVIDIA)"
         ),
         (
-            "GPU 1 (GPU-b) is slowed by its own protection: see nvidia-smi -q -d PERFORMANCE,POWER on the node, and "
-            "whether its power cables fit"
+            "GPU 1 (GPU-b) is slowed by its own protection: see whether its power cables fit; for NVIDIA "
+            "GPUs nvidia-smi -q -d PERFORMANCE,POWER says more"
         ),
         f"GPU-c is at 90 °C, and its hardware slows it at 87 °C: {COOL}",
         (
