@@ -21,7 +21,6 @@ KERNEL = ("model/", "node/", "scheduler/", "report/")
 CODE: Mapping[str, str] = {
     "hardware/child.py": "opens the driver that the node has",
     "programs/doctor/doctor_program.py": "reads what the kernel of the node has, for the checks",
-    "programs/doctor/node_reading.py": "the same, of its limits",
     "programs/simulate/vendor_nodes.py": "nodes without our agent, by the labels of their vendor's labeller",
 }
 """The modules whose code has such a name, of its own or of a folder of `OWN`, and why."""
