@@ -1,5 +1,6 @@
 """The pods of docs/recipes.md for ROCm get what they read, and give it to their frameworks."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -7,7 +8,6 @@ import pytest
 
 from tests.docs.guide_world import EXAMPLES, documents, guide, pods_of
 from tests.docs.pages import DOCS, blocks, sections, text_of
-from tests.node.harness import envs_of
 
 ROCM = EXAMPLES / "rocm"
 SHOWN = sections(text_of(DOCS / "recipes.md"))["PyTorch and vLLM on ROCm"]
@@ -27,15 +27,22 @@ def test_a_pod_on_rocm_names_the_scheduler_and_leaves_the_gpus_to_the_agent(name
     assert not any("VISIBLE_DEVICES" in each["name"] for each in spec["containers"][0].get("env", ()))
 
 
-async def test_each_pod_is_told_its_limit_and_pytorch_the_fraction_too(tmp_path: Path) -> None:
-    async with guide(tmp_path, "fake:2xA100-80GiB") as world:
+async def test_each_pod_gets_a_gpu_by_device_nodes_and_its_limit_and_pytorch_the_fraction(tmp_path: Path) -> None:
+    gpus = [{"model": "MI300X", "devices": ["/dev/kfd", f"/dev/dri/renderD{minor}"]} for minor in (128, 136)]
+    (tmp_path / "gpus.yaml").write_text(json.dumps({"gpus": gpus}), encoding="utf-8")
+    async with guide(tmp_path, str(tmp_path / "gpus.yaml")) as world:
         for name in PODS:
             await world.apply(ROCM / name)
-        envs = {name: envs_of(pod) for name, pod in world.running.items()}
-        told = {name.partition("-")[0]: each["GPUSHARE_MEMORY_LIMIT_MIB"] for name, each in envs.items()}
+        received = {name.partition("-")[0]: pod.container("main").received for name, pod in world.running.items()}
+        told = {name: each.envs["GPUSHARE_MEMORY_LIMIT_MIB"] for name, each in received.items()}
         assert told == {"pytorch": "4096", "vllm": "16384"}
-        # 4 GiB of the 79.5 that the driver leaves.
-        assert envs["pytorch"]["PYTORCH_CUDA_ALLOC_CONF"] == "per_process_memory_fraction:0.0503"
+        for each in received.values():
+            control, render = sorted(node.container_path for node in each.devices)[::-1]
+            assert control == "/dev/kfd"
+            assert render.startswith("/dev/dri/renderD")
+            assert each.envs["NVIDIA_VISIBLE_DEVICES"] == "void"
+        # 4 GiB of 191.98.
+        assert received["pytorch"].envs["PYTORCH_CUDA_ALLOC_CONF"] == "per_process_memory_fraction:0.0208"
 
 
 def test_vllm_is_started_with_nine_tenths_of_its_limit_as_a_fraction_of_the_whole_gpu(tmp_path: Path) -> None:
