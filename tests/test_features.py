@@ -67,7 +67,7 @@ OWN: Mapping[str, Traces] = {
         set(),
         {NODE_LIMITS},
         {"GPUSHARE_MEMORY_LIMIT_BY"},
-        {"limits", "limits_fallback", "soft_limit", "extra_grant"},
+        {"limits", "limits_fallback", "soft_limit", "cu_mask", "extra_grant"},
     ),
     "mps": Traces({"gpushare_mps_ready"}, settings={"mps_dir", "mps_compute"}),
     "idle": Traces(settings={"idle_after", "idle_below"}),

@@ -58,13 +58,16 @@ def open_driver(source: str, origin_s: float = 0.0, since_s: float = -1.0, root:
     from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles  # noqa: PLC0415 - the same
 
     files = KernelFiles(root)
+    makers = pci_devices.makers(files)
     found = pci_devices.drivers_in_use(files) if source == driver.AUTO else [source]
+    if not found and pci_devices.AMD in makers and pci_devices.NVIDIA not in makers:
+        found = [*pci_devices.DRIVERS[:1]]  # it is not loaded, and its error says so
     if not found:
         return _open_nvml()
     from gpu_device_plugin.hardware.amdgpu.drm_driver import Drm  # noqa: PLC0415
 
     drm = Drm(found, root)
-    if source != driver.AUTO or not pci_devices.has_nvidia(files):
+    if source != driver.AUTO or pci_devices.NVIDIA not in makers:
         return drm
     from gpu_device_plugin.hardware.several_drivers import SeveralDrivers  # noqa: PLC0415
 

@@ -170,6 +170,14 @@ NVIDIA_CARD = {
     "/sys/bus/pci/devices/0000:01:00.0/class": "0x030200",
 }
 BOUND = {"/sys/bus/pci/drivers/amdgpu/0000:03:00.0/vendor": "0x1002", "/sys/bus/pci/drivers/amdgpu/bind": ""}
+AMD_CARD = {
+    "/sys/bus/pci/devices/0000:03:00.0/vendor": "0x1002",
+    "/sys/bus/pci/devices/0000:03:00.0/class": "0x120000",
+}
+BMC = {
+    "/sys/bus/pci/devices/0000:02:00.0/vendor": "0x1a03",
+    "/sys/bus/pci/devices/0000:02:00.0/class": "0x030000",
+}
 HOST_BRIDGE = {
     "/sys/bus/pci/devices/0000:00:00.0/vendor": "0x8086",
     "/sys/bus/pci/devices/0000:00:00.0/class": "0x060000",
@@ -186,6 +194,9 @@ HOST_BRIDGE = {
         ("auto", {**BOUND, **NVIDIA_CARD}, "SeveralDrivers"),
         ("amdgpu", {**BOUND, **NVIDIA_CARD}, "Drm"),
         ("xe", {}, "Drm"),
+        ("auto", {**AMD_CARD, **NVIDIA_CARD}, "nvml"),
+        ("auto", {**AMD_CARD, **BMC}, "Drm"),
+        ("auto", BMC, "nvml"),
         ("nvml", {**BOUND, **NVIDIA_CARD}, "nvml"),
     ],
 )
@@ -199,6 +210,12 @@ def test_auto_opens_each_driver_that_the_node_has_and_nvml_alone_where_it_has_no
             open_driver(source, root=str(tmp_path))
     else:
         assert type(open_driver(source, root=str(tmp_path))).__name__ == opened
+
+
+def test_a_machine_with_amds_gpus_alone_is_told_to_load_their_driver(tmp_path: Path) -> None:
+    trees.write(tmp_path, {**AMD_CARD, **BMC})
+    with pytest.raises(HardwareError, match=r"amdgpu is not loaded .* with modprobe amdgpu"):
+        open_driver("auto", root=str(tmp_path)).inventory()
 
 
 def test_where_nvml_is_alone_only_the_look_at_the_pci_bus_is_loaded_for_the_others(tmp_path: Path) -> None:

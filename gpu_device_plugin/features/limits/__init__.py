@@ -38,6 +38,13 @@ class LimitSettings(UseSettings):
         "cgroups, and never subtracts those of ended containers.",
         live=True,
     )
+    cu_mask: str = knob(
+        "off",
+        one_of("off", "by-share"),
+        "Whether HSA_CU_MASK asks containers on AMD GPUs to keep to a part of the compute units: off, or by-share (as "
+        "large as their part of the memory). Advisory: programs may ignore it.",
+        live=True,
+    )
     extra_grant: Path | None = knob(
         "",
         OPTIONAL_PATH,

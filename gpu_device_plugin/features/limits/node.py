@@ -20,6 +20,7 @@ from gpu_device_plugin.features.limits.contract import LIMIT_FILES, OLDER, Limit
 from gpu_device_plugin.features.limits.extra_grant_file import read_extra_grant
 from gpu_device_plugin.features.limits.rules import dmem_limits as dmem
 from gpu_device_plugin.features.limits.rules import running_limits as rules
+from gpu_device_plugin.features.limits.rules.compute_mask import compute_mask
 from gpu_device_plugin.features.limits.rules.enforcement import REFUSE, Facts, OtherMeans, derive_means
 from gpu_device_plugin.features.limits.rules.helper_limits import NO_LEAF
 from gpu_device_plugin.features.limits.rules.limit_grants import LimitPlan, added_for_limits, refuse_unlimited
@@ -262,6 +263,8 @@ class Limits(NodeFeature):
             if refusal is not None:
                 return refusal
         added = added_for_limits(draft.placement, node.shares, plan, draft.owner)
+        if self._node.settings.value.of(LimitSettings).cu_mask == "by-share":
+            added = replace(added, envs={**compute_mask(node.shares, draft.device_ids), **added.envs})
         return replace(draft, enforcements=plan.enforcements, added=added)
 
     def tasks(self) -> Tasks:  # noqa: D102

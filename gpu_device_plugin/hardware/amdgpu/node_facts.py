@@ -20,5 +20,5 @@ def node_facts(root: str = "") -> tuple[str, bool, bool, bool]:
         files.text("/proc/sys/kernel/osrelease")[:64],
         hidden,
         bool(int(status.get("CapEff", "0"), 16) >> _SYS_PTRACE & 1),
-        bool(pci_devices.drivers_in_use(files)) and not pci_devices.has_nvidia(files),
+        bool(pci_devices.drivers_in_use(files)) and pci_devices.NVIDIA not in pci_devices.makers(files),
     )

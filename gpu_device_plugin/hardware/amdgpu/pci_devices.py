@@ -8,14 +8,14 @@ DRIVERS = ("amdgpu", "xe")
 """The kernel drivers that this folder reads."""
 DEVICES = "/sys/bus/pci/devices"
 DRIVERS_FOLDER = "/sys/bus/pci/drivers"
-_NVIDIA = "0x10de"
-_DISPLAY = "0x03"
-"""The PCI class of display controllers, as which GPUs without a display are listed too (0x0302, 0x0380)."""
+NVIDIA, AMD = "0x10de", "0x1002"
+_GPUS = ("0x03", "0x12")
+"""The PCI classes of display controllers, as which most GPUs without a display are listed too (0x0302, 0x0380), and of
+accelerators, as AMD's for servers are."""
 
 
-def drivers_in_use(files: KernelFiles | None = None) -> list[str]:
+def drivers_in_use(files: KernelFiles) -> list[str]:
     """Return which of `DRIVERS` are bound to a device of this node."""
-    files = files or KernelFiles()
     return [driver for driver in DRIVERS if bound(files, driver)]
 
 
@@ -24,10 +24,10 @@ def bound(files: KernelFiles, driver: str) -> list[str]:
     return [name for name in files.names(f"{DRIVERS_FOLDER}/{driver}") if name.count(":") == 2]
 
 
-def has_nvidia(files: KernelFiles | None = None) -> bool:
-    """Return whether this node has a GPU of NVIDIA's, be its driver loaded or not."""
-    files = files or KernelFiles()
-    return any(
-        files.text(f"{DEVICES}/{name}/vendor") == _NVIDIA and files.text(f"{DEVICES}/{name}/class").startswith(_DISPLAY)
+def makers(files: KernelFiles) -> set[str]:
+    """Return the PCI vendors of this node's GPUs, be their drivers loaded or not."""
+    return {
+        files.text(f"{DEVICES}/{name}/vendor")
         for name in files.names(DEVICES)
-    )
+        if files.text(f"{DEVICES}/{name}/class").startswith(_GPUS)
+    }
