@@ -53,7 +53,7 @@ async def test_a_click_on_a_gpu_shows_its_last_hour_and_its_condition(browser: B
         assert told["Processor clock"] == "810 MHz of 1,590 MHz"
         assert told["PCIe"] == "generation 3 of 3, 8 of 16 lanes"
         assert told["Memory errors (ECC)"] == "12 corrected, 0 uncorrected"
-        assert (told["Memory rows"], told["NVLink"], told["Persistence mode"]) == ("1 replaced", "0 errors", "on")
+        assert (told["Memory rows"], told["GPU links"], told["Persistence mode"]) == ("1 replaced", "0 errors", "on")
         assert await tab.texts(".past .facts .note-warn") == [
             *("heat", "generation 3 of 3, 8 of 16 lanes", "waits for a reset of the GPU")
         ]
