@@ -301,3 +301,19 @@ def test_after_lost_events_every_gpu_is_read(tmp_path: Path) -> None:
     drm = opened(tmp_path)
     drm._events = Uevents(Scripted(OSError(105, "No buffer space available")))  # type: ignore[arg-type]
     assert len(drm.wait_events(0.001)) == 2
+
+
+def test_a_board_that_is_divided_otherwise_is_not_what_was_listed(tmp_path: Path) -> None:
+    """Its render node is that of its first partition now, so no pod may get it for a whole GPU; it is listed again."""
+    mi300x(tmp_path)
+    drm = opened(tmp_path)
+    mode = tmp_path / FOLDER.lstrip("/") / "current_compute_partition"
+    mode.write_text("CPX\n")
+    (found,) = drm.probe()
+    assert found["lost"]
+    assert found["mig_changed"]
+    assert "mode CPX, and did by SPX" in found["error"]
+    mode.write_text("")  # not told at this moment
+    assert "error" not in drm.probe()[0]
+    mode.write_text("SPX\n")
+    assert "error" not in drm.probe()[0]
