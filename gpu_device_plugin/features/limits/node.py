@@ -155,8 +155,8 @@ class LimitLink:
         if by_kernel and self._files.last is not None and self._files.last.dmem != OLDER:
             ended = {pod.kubelet_uid for pod in node.api.pods.values() if pod.ended} | {*node.records.over}
             share_mib = node.state.node.shares.share_mib
-            known = node.entries.value, holders, allowed, share_mib, ended
-            found |= dmem.wanted_of_kernel(*known, before=self._files.wanted)
+            held = node.entries.value, holders, allowed, share_mib, ended
+            found |= dmem.wanted_of_kernel(*held, before=self._files.wanted)
         self._wanted = found
         self.reasons = {place: why for place, why in self.reasons.items() if place in found}
         await in_thread(self._files.want, dict(found.values()))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpu_device_plugin.hardware import driver
-from gpu_device_plugin.hardware.amdgpu import health, topology
+from gpu_device_plugin.hardware.amdgpu import pci_devices, topology
 from gpu_device_plugin.hardware.amdgpu.kernel_files import number
-from gpu_device_plugin.hardware.amdgpu.pci_devices import DEVICES, DRIVERS_FOLDER, bound
+from gpu_device_plugin.hardware.amdgpu.pci_devices import DEVICES, DRIVERS_FOLDER
 from gpu_device_plugin.hardware.driver import HardwareError
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -151,7 +151,7 @@ def _boards(files: KernelFiles, drivers: list[str]) -> list[Board]:
             f"load it on this node with modprobe {drivers[0]}; the agent finds the GPUs once it is loaded",
         )
     known = regions(files)
-    boards = [Board(pci, driver, known.get(pci, {})) for driver in drivers for pci in bound(files, driver)]
+    boards = [Board(pci, driver, known.get(pci, {})) for driver in drivers for pci in pci_devices.bound(files, driver)]
     return sorted(boards, key=lambda board: (len(board.pci), board.pci))
 
 
@@ -169,7 +169,7 @@ def _listed(
     if _is_apu(files, board):
         raise _LeftOutError(f"it is part of an APU ({product}) and uses the memory of the machine", for_good=True)
     identity = _identity(files, board)
-    mode = board.mode = health.mode(files, board)
+    mode = board.mode = pci_devices.mode(files, board.pci)
     numa = files.number(f"{board.folder}/numa_node")
     hive = files.number(f"{board.folder}/xgmi_hive_info/xgmi_hive_id") or 0
     divided = len(nodes) > 1 or mode in _DIVIDED

@@ -31,7 +31,6 @@ _TELLS_RESET = "unique_id", "gpu_busy_percent"
 _KOBJECT_UEVENT, _KERNELS_GROUP = 15, 1  # of netlink; group 2 is udev's
 _MOST_BYTES = 1 << 13
 """Bytes of an event: the kernel's own buffer has 2,048 for the variables."""
-_LONGEST_MODE = 8
 PAUSE_S = 1.0
 """How long to wait after events were lost: no busy loop if that goes on."""
 
@@ -39,11 +38,6 @@ PAUSE_S = 1.0
 def suspended(files: KernelFiles, board: Board) -> bool:
     """Return whether the kernel has put a board to sleep: to read more would wake it, or answers EPERM."""
     return files.text(f"{board.folder}/power/runtime_status") in _ASLEEP
-
-
-def mode(files: KernelFiles, board: Board) -> str:
-    """Return how a board is divided into partitions, such as ``SPX`` or ``CPX``; empty: it cannot be, or not told."""
-    return files.text(f"{board.folder}/current_compute_partition").upper()[:_LONGEST_MODE]
 
 
 class Errors:
@@ -137,7 +131,7 @@ class Health:
             return _lost("has it no more")
         if problem == errno.EPERM:
             return {"error": "its kernel driver resets it", "lost": False}
-        if (now := mode(files, board)) != board.mode and now and board.mode:
+        if (now := pci_devices.mode(files, board.pci)) != board.mode and now and board.mode:
             # What was listed is another GPU now, with a part of the memory; `mig_changed` has the GPUs listed again.
             return {**_lost(f"divides it by mode {now}, and did by {board.mode}"), "mig_changed": True}
         pages = bad_pages(files, board)

@@ -8,6 +8,7 @@ DRIVERS = ("amdgpu", "xe")
 """The kernel drivers that this folder reads."""
 DEVICES = "/sys/bus/pci/devices"
 DRIVERS_FOLDER = "/sys/bus/pci/drivers"
+_LONGEST_MODE = 8
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
 """The PCI class of display controllers, as which GPUs without a display are listed too (0x0302, 0x0380)."""
@@ -31,3 +32,8 @@ def has_nvidia(files: KernelFiles | None = None) -> bool:
         files.text(f"{DEVICES}/{name}/vendor") == _NVIDIA and files.text(f"{DEVICES}/{name}/class").startswith(_DISPLAY)
         for name in files.names(DEVICES)
     )
+
+
+def mode(files: KernelFiles, pci: str) -> str:
+    """Return how a board is divided into partitions, such as ``SPX`` or ``CPX``; empty: it cannot be, or not told."""
+    return files.text(f"{DEVICES}/{pci}/current_compute_partition").upper()[:_LONGEST_MODE]
