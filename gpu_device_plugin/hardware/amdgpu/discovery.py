@@ -47,6 +47,8 @@ class Board:
         kernel has none, or this process does not see the node's cgroups."""
         self.mode = ""
         """How it was divided into partitions when it was listed, such as ``SPX``; empty: it cannot be divided."""
+        self.nodes: list[str] | None = None
+        """The names of its device nodes then; None: it is not listed."""
 
 
 class ListedGpu:
@@ -169,6 +171,7 @@ def _listed(
     if _is_apu(files, board):
         raise _LeftOutError(f"it is part of an APU ({product}) and uses the memory of the machine", for_good=True)
     identity = _identity(files, board)
+    board.nodes = files.names(f"{board.folder}/drm")
     mode = board.mode = pci_devices.mode(files, board.pci)
     numa = files.number(f"{board.folder}/numa_node")
     hive = files.number(f"{board.folder}/xgmi_hive_info/xgmi_hive_id") or 0

@@ -317,3 +317,19 @@ def test_a_board_that_is_divided_otherwise_is_not_what_was_listed(tmp_path: Path
     assert "error" not in drm.probe()[0]
     mode.write_text("SPX\n")
     assert "error" not in drm.probe()[0]
+
+
+def test_boards_that_were_bound_anew_and_changed_their_device_nodes_are_listed_again(tmp_path: Path) -> None:
+    """A pod would get the node of the other one."""
+    mi300x(tmp_path, gpus=2)
+    drm = opened(tmp_path)
+    folder = tmp_path / FOLDER.lstrip("/") / "drm"
+    (folder / "renderD128").rename(tmp_path / "away")
+    (folder / "card1").rename(tmp_path / "away, too")
+    found = drm.probe()
+    assert (found[0]["error"], found[0]["mig_changed"]) == ("its kernel driver has no device node for it", False)
+    assert "error" not in found[1]
+    (tmp_path / "away").rename(folder / "renderD136")
+    found = drm.probe()
+    assert (found[0]["error"], found[0]["lost"]) == ("its kernel driver has other device nodes for it now", True)
+    assert found[0]["mig_changed"]
