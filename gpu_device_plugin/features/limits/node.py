@@ -97,6 +97,8 @@ class LimitLink:
         self._wanted: Mapping[Place, tuple[LimitKey, MemoryLimit]] = {}
         self._steps: Observable[None] = Observable(None)
         self._waiting = 0
+        self._saw_kernel = False
+        """The last look at the containers found a GPU whose memory the kernel may limit."""
         self._files = _link(self._directory, self.clock)
         self._worker = Worker(self._step)
 
@@ -104,8 +106,10 @@ class LimitLink:
         """Follow the limits and the helper until cancelled; leaves the file as it is, for containers run on."""
         self._files.take_up()
         node = self._node
-        of_pods = node.api.pod_changes.follow(self._pods_changed)
-        await together(self._worker.run(self._use.allowed_now, node.entries, node.settings), of_pods)
+        # Until then no container is known, and what our predecessor wanted stays.
+        await node.entries.after(0)
+        follow = [node.api.pod_changes.follow(self._pods_changed), node.state.nodes.follow(self._node_changed)]
+        await together(self._worker.run(self._use.allowed_now, node.entries, node.settings), *follow)
 
     def soft(self) -> bool:
         """Return whether what a container is guaranteed is its soft limit."""
@@ -134,10 +138,16 @@ class LimitLink:
         if self.by_kernel():  # a container that has just started has no limit of its own yet
             self._worker.wake()
 
+    def _node_changed(self, _new: object) -> None:
+        if not self._saw_kernel and self.by_kernel():  # its GPUs were found after its containers
+            self._worker.wake()
+
     async def _step(self) -> float | None:
         node, holders, allowed = self._node, self._use.holders(), self._use.allowed_now.value
+        if not node.state.node.shares.gpus:  # not found yet
+            return None
         found = {**rules.wanted_limits(holders, allowed, self._files.wanted, soft=self.soft())}
-        by_kernel = self.by_kernel()
+        self._saw_kernel = by_kernel = self.by_kernel()
         state: LimitsState | str = ""
         if found or by_kernel:
             state = await in_thread(self._files.read_state)
@@ -146,7 +156,8 @@ class LimitLink:
         if by_kernel and self._files.last is not None and self._files.last.dmem != OLDER:
             ended = {pod.kubelet_uid for pod in node.api.pods.values() if pod.ended} | {*node.records.over}
             share_mib = node.state.node.shares.share_mib
-            found |= dmem.wanted_of_kernel(node.entries.value, holders, allowed, share_mib, ended)
+            held = node.entries.value, holders, allowed, share_mib, ended
+            found |= dmem.wanted_of_kernel(*held, before=self._files.wanted)
         self._wanted = found
         self.reasons = {place: why for place, why in self.reasons.items() if place in found}
         await in_thread(self._files.want, dict(found.values()))

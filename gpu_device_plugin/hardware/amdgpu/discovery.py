@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpu_device_plugin.hardware import driver
-from gpu_device_plugin.hardware.amdgpu import topology
+from gpu_device_plugin.hardware.amdgpu import pci_devices, topology
 from gpu_device_plugin.hardware.amdgpu.kernel_files import number
-from gpu_device_plugin.hardware.amdgpu.pci_devices import DEVICES, DRIVERS_FOLDER, bound
+from gpu_device_plugin.hardware.amdgpu.pci_devices import DEVICES, DRIVERS_FOLDER
 from gpu_device_plugin.hardware.driver import HardwareError
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -26,7 +26,6 @@ _MODELS = "/usr/share/libdrm/amdgpu.ids"
 """Models by device and revision, as libdrm brings them."""
 _MAKERS = {AMDGPU: "AMD", "xe": "Intel"}
 _LONGEST_NAME = 64
-_LONGEST_MODE = 8
 _ALL_ONES = (1 << 64) - 1
 _DIVIDED = ("DPX", "TPX", "QPX", "CPX")
 """The modes of a board that is divided into partitions. Others are SPX, and none where it cannot be divided."""
@@ -46,6 +45,10 @@ class Board:
         self.regions = regions
         """The bytes of its regions of the cgroup controller dmem, by names such as ``drm/0000:c1:00.0/vram``; none: the
         kernel has none, or this process does not see the node's cgroups."""
+        self.mode = ""
+        """How it was divided into partitions when it was listed, such as ``SPX``; empty: it cannot be divided."""
+        self.nodes: list[str] | None = None
+        """The names of its device nodes then; None: it is not listed."""
 
 
 class ListedGpu:
@@ -150,7 +153,7 @@ def _boards(files: KernelFiles, drivers: list[str]) -> list[Board]:
             f"load it on this node with modprobe {drivers[0]}; the agent finds the GPUs once it is loaded",
         )
     known = regions(files)
-    boards = [Board(pci, driver, known.get(pci, {})) for driver in drivers for pci in bound(files, driver)]
+    boards = [Board(pci, driver, known.get(pci, {})) for driver in drivers for pci in pci_devices.bound(files, driver)]
     return sorted(boards, key=lambda board: (len(board.pci), board.pci))
 
 
@@ -168,7 +171,8 @@ def _listed(
     if _is_apu(files, board):
         raise _LeftOutError(f"it is part of an APU ({product}) and uses the memory of the machine", for_good=True)
     identity = _identity(files, board)
-    mode = files.text(f"{board.folder}/current_compute_partition").upper()[:_LONGEST_MODE]
+    board.nodes = files.names(f"{board.folder}/drm")
+    mode = board.mode = pci_devices.mode(files, board.pci)
     numa = files.number(f"{board.folder}/numa_node")
     hive = files.number(f"{board.folder}/xgmi_hive_info/xgmi_hive_id") or 0
     divided = len(nodes) > 1 or mode in _DIVIDED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
+from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles, number
 from gpu_device_plugin.hardware.driver import MOST_MIB
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -128,14 +128,15 @@ class Dmem:
         found: dict[str, int | None] = {}
         for line in _content(f"{path}/{self._controller}.{name}").splitlines():
             region, _, amount = line.partition(" ")
-            if region in regions and region not in found and (amount == "max" or amount.isdecimal()):
-                found[region] = None if amount == "max" else int(amount)
+            limit = None if amount == "max" else number(amount)
+            if region in regions and region not in found and (amount == "max" or (limit is not None and limit >= 0)):
+                found[region] = limit
         return found
 
     def _write(self, path: str, name: str, regions: Collection[str], mib: int | None) -> None:
         """Write the amount of each region, one at a time: the kernel takes no more with one write."""
-        for number, region in enumerate(regions):
-            amount = "max" if mib is None else str((mib * MIB + number) // len(regions))
+        for position, region in enumerate(regions):
+            amount = "max" if mib is None else str((mib * MIB + position) // len(regions))
             _write(f"{path}/{self._controller}.{name}", f"{region} {amount}")
 
 

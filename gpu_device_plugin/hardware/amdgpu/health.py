@@ -101,7 +101,9 @@ class Health:
             if board.driver not in bound:
                 bound[board.driver] = pci_devices.bound(self._files, board.driver)
             if board.pci not in boards:
-                boards[board.pci] = self._board(board) if board.pci in bound[board.driver] else _lost("has it no more")
+                there = board.pci in bound[board.driver]
+                lost = self._nodes_changed(board) if there else _lost("has it no more")
+                boards[board.pci] = lost or self._board(board)
             records.append({"uuid": gpu.uuid, **boards[board.pci]})
         return records
 
@@ -114,6 +116,14 @@ class Health:
             self._actions.pop(board.pci, None)
             return [_lost("was taken from it")]  # even if it is back already
         return []
+
+    def _nodes_changed(self, board: Board) -> Record | None:
+        nodes = self._files.names(f"{board.folder}/drm")
+        if board.nodes is None or nodes == board.nodes:
+            return None
+        # Bound anew, two boards may have changed their nodes: a pod would get the other one.
+        why = "has other device nodes for it now" if nodes else "has no device node for it"
+        return {**_lost(why), "mig_changed": bool(nodes)}
 
     def _board(self, board: Board) -> Record:
         files, folder = self._files, board.folder
@@ -131,6 +141,9 @@ class Health:
             return _lost("has it no more")
         if problem == errno.EPERM:
             return {"error": "its kernel driver resets it", "lost": False}
+        if (now := pci_devices.mode(files, board.pci)) != board.mode and now and board.mode:
+            # What was listed is another GPU now, with a part of the memory; `mig_changed` has the GPUs listed again.
+            return {**_lost(f"divides it by mode {now}, and did by {board.mode}"), "mig_changed": True}
         pages = bad_pages(files, board)
         return {
             **asked,

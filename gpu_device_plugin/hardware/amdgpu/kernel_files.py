@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import islice
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
@@ -74,17 +75,22 @@ class KernelFiles:
         lines = (line.split() for line in self.text(path).splitlines())
         return {line[0]: value for line in lines if len(line) == 2 and (value := number(line[1])) is not None}
 
-    def names(self, path: str) -> list[str]:
-        """Return the names in a directory, sorted; none if it cannot be read."""
+    def names(self, path: str, most: int = _MOST_NAMES) -> list[str]:
+        """Return the names in a directory, sorted; none if it cannot be read.
+
+        Of more than `most` those that the kernel lists first.
+        """
         try:
-            return sorted(os.listdir(f"{self.root}{path}")[:_MOST_NAMES])  # noqa: PTH208 - pathlib costs 1 MB
+            # A process may have a million open files, whose names would take more memory than the agent has.
+            with os.scandir(f"{self.root}{path}") as entries:
+                return sorted(entry.name for entry in islice(entries, most))
         except OSError:
             return []
 
     def link(self, path: str) -> str:
         """Return what a symbolic link names; empty if there is no such link."""
         try:
-            return os.readlink(f"{self.root}{path}")  # noqa: PTH115 - as above
+            return os.readlink(f"{self.root}{path}")  # noqa: PTH115 - pathlib costs 1 MB
         except OSError:
             return ""
 

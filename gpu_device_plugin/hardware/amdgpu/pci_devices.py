@@ -12,6 +12,7 @@ NVIDIA, AMD = "0x10de", "0x1002"
 _GPUS = ("0x03", "0x12")
 """The PCI classes of display controllers, as which most GPUs without a display are listed too (0x0302, 0x0380), and of
 accelerators, as AMD's for servers are."""
+_LONGEST_MODE = 8
 
 
 def drivers_in_use(files: KernelFiles) -> list[str]:
@@ -31,3 +32,8 @@ def makers(files: KernelFiles) -> set[str]:
         for name in files.names(DEVICES)
         if files.text(f"{DEVICES}/{name}/class").startswith(_GPUS)
     }
+
+
+def mode(files: KernelFiles, pci: str) -> str:
+    """Return how a board is divided into partitions, such as ``SPX`` or ``CPX``; empty: it cannot be, or not told."""
+    return files.text(f"{DEVICES}/{pci}/current_compute_partition").upper()[:_LONGEST_MODE]

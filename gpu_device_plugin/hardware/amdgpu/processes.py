@@ -10,7 +10,7 @@ from gpu_device_plugin.hardware.driver import MOST_MIB, MOST_PROCESSES, PERCENT
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import TypeAlias
 
     from gpu_device_plugin.hardware.amdgpu.discovery import ListedGpu
@@ -32,13 +32,17 @@ _AMOUNTS = "drm-resident-vram", "drm-memory-vram", "drm-total-vram"
 _ENGINES = "drm-engine-gfx", "drm-engine-compute"
 _CYCLES = "rcs", "ccs"
 _DIGITS = "0123456789"
-_NODES = "renderD", "card"
 _SYS_PTRACE = 1 << 19
 _INITIAL = "pid:[4026531836]"  # PROC_PID_INIT_INO in include/linux/proc_ns.h
 _MOST_OWN = 1 << 30
 """The most bytes that a driver keeps for itself: more is a process that was not seen."""
 _SURE_AFTER, _SELDOM = 2, 8
 """A process without a GPU in that many readings is looked at in every eighth only: most never open one."""
+_MOST_FILES = 4096
+"""The most open files of a process that are looked at, those with the lowest numbers."""
+_MOST_S = 1.5
+"""How long a reading looks at open files. Any pod of the node can open a million, and a later answer of the driver
+process would count as that of a driver that hangs."""
 
 
 class Processes:
@@ -49,8 +53,9 @@ class Processes:
     CAP_SYS_PTRACE.
     """
 
-    def __init__(self, files: KernelFiles) -> None:
+    def __init__(self, files: KernelFiles, clock: Callable[[], float] = time.monotonic) -> None:
         self._files = files
+        self._clock = clock
         status = dict(line.split(":\t", 1) for line in files.text("/proc/self/status").splitlines() if ":\t" in line)
         self.sees_all = bool(int(status.get("CapEff", f"{_SYS_PTRACE:x}"), 16) & _SYS_PTRACE)
         """Whether the fdinfo of other processes may be read."""
@@ -58,6 +63,8 @@ class Processes:
         self._without: dict[str, int] = {}
         """In how many readings in a row each process, by PID, had no GPU open."""
         self._round = 0
+        self._slow: set[int] = set()
+        """The PIDs of those with more open files than there was time for; they come last in the next reading."""
         self._counters: dict[tuple[str, str], Counter] = {}
         """The engines of each client, by PCI address and its ID, when they were last read."""
         self._own: dict[str, int] = {}
@@ -94,7 +101,7 @@ class Processes:
             told = None
             if known is not None or self.sees_all:
                 told = []
-                for pid in sorted({*(known or {}), *drawn})[:MOST_PROCESSES]:
+                for pid in _largest(known or {}, drawn):
                     percent = percents.get((gpu.uuid, pid))
                     if known and pid in known:  # its queues bypass what fdinfo counts
                         occupied = self._occupied(gpu, pid) if utilisation else None
@@ -115,12 +122,13 @@ class Processes:
         """Return the bytes of each process on each GPU that KFD knows, by the GPU's UUID and by PID."""
         if "proc" not in self._files.names("/sys/class/kfd/kfd"):
             return {}
-        numbers = {gpu.uuid: gpu.gpu_id for gpu in gpus if gpu.gpu_id is not None}
-        found: dict[str, dict[int, int]] = {uuid: {} for uuid in numbers}
+        uuids = {f"vram_{gpu.gpu_id}": gpu.uuid for gpu in gpus if gpu.gpu_id is not None}
+        found: dict[str, dict[int, int]] = {uuid: {} for uuid in uuids.values()}
         for pid in filter(str.isdecimal, self._files.names(_KFD_PROCESSES)):
-            for uuid, gpu_id in numbers.items():
-                # A process has a file for each GPU that it may open.
-                if (used := self._files.number(f"{_KFD_PROCESSES}/{pid}/vram_{gpu_id}") or 0) > 0:
+            # A process has a file for each GPU that it may open: most have one, of up to 64.
+            for name in self._files.names(f"{_KFD_PROCESSES}/{pid}"):
+                uuid = uuids.get(name)
+                if uuid and (used := self._files.number(f"{_KFD_PROCESSES}/{pid}/{name}") or 0) > 0:
                     found[uuid][int(pid)] = used
         return found
 
@@ -163,20 +171,38 @@ class Processes:
         """Yield process, name of the device node and fdinfo of each open file of a GPU."""
         files, before, self._without = self._files, self._without, {}
         self._round += 1
-        for pid in sorted(int(name) for name in files.names("/proc") if name.isdecimal()):
+        slow, self._slow = self._slow, set()
+        known = (int(name) for name in files.names("/proc") if name.isdecimal())
+        pids = sorted(known, key=lambda pid: (pid in slow, pid))
+        end_s = self._clock() + _MOST_S
+        for position, pid in enumerate(pids):
             process = str(pid)
             readings = before.get(process, 0)
-            if readings >= _SURE_AFTER and (pid + self._round) % _SELDOM:
+            left_s = end_s - (now_s := self._clock())
+            if left_s <= 0 or (readings >= _SURE_AFTER and (pid + self._round) % _SELDOM):
                 self._without[process] = readings
                 continue
+            until_s = now_s + left_s / (len(pids) - position)
             folder = f"/proc/{process}"
             found = False
-            for fd in files.names(f"{folder}/fd"):
-                if (node := files.target(f"{folder}/fd/{fd}")).startswith(_NODES):
-                    found = True
-                    yield pid, node, fields(files.text(f"{folder}/fdinfo/{fd}"))
+            for fd in sorted(files.names(f"{folder}/fd", _MOST_FILES), key=lambda fd: (len(fd), fd)):
+                # Root in a container may make a device node of any name. Sockets and pipes have no path.
+                if (path := files.link(f"{folder}/fd/{fd}")).startswith("/"):
+                    told = fields(files.text(f"{folder}/fdinfo/{fd}"))
+                    if "drm-pdev" in told:
+                        found = True
+                        yield pid, path.rpartition("/")[2], told
+                if self._clock() > until_s:
+                    self._slow.add(pid)
+                    break
             if not found:
                 self._without[process] = readings + 1
+
+
+def _largest(known: Mapping[int, int], drawn: Mapping[int, int]) -> list[int]:
+    """Return the processes of a GPU by PID, of too many those that use most: nobody hides behind small ones."""
+    pids = sorted({*known, *drawn}, key=lambda pid: (-max(known.get(pid, 0), drawn.get(pid, 0)), pid))
+    return sorted(pids[:MOST_PROCESSES])
 
 
 def fields(text: str) -> Mapping[str, str]:

@@ -34,7 +34,7 @@ from tests.patience import beside, eventually, rounds, stretched
 
 UID, GPU, C = "0f0e0d0c-1111-2222-3333-0123456789ab", "GPU-0", "c" * 64
 POD_KEY, KEY = LimitKey(UID, "", GPU), LimitKey(UID, C, GPU)
-FOUR = MemoryLimit(4096)
+FOUR, EIGHT = MemoryLimit(4096), MemoryLimit(8192)
 IDS = ids(0, [1, 2, 3, 4])
 POLL_S = 0.01
 NOW_S = 110.0
@@ -60,9 +60,11 @@ class World:
         self.state = amd()
         self.entries = Observable[tuple[Allocation, ...]]((held(*IDS),))
         self.runs = False
+        self.named = True
+        """The API has told of the pod."""
 
     def holders(self) -> list[ContainerGpus]:
-        pod = Pod(UID, "default", "p", container_ids={"main": C} if self.runs else {})
+        pod = Pod(UID, "default", "p", container_ids={"main": C} if self.runs else {}) if self.named else None
         return [ContainerGpus(UID, "main", {GPU: 4096}, enforcement=Enforcement.DMEM, pod=pod)]
 
     @property
@@ -76,13 +78,18 @@ class World:
         new.write_text(LIMIT_FILES.write_state(LimitsState(outcomes, dmem), beat_s))
         new.rename(self.directory / LIMIT_FILES.state_file)
 
-    @asynccontextmanager
-    async def agent(self) -> AsyncIterator[LimitLink]:
-        """Run an agent, whose clock shows 110 s."""
+    def link(self, entries: Observable[tuple[Allocation, ...]]) -> LimitLink:
+        """Return the link of an agent with these records, whose clock shows 110 s."""
         allowed: Observable[Mapping[Place, int]] = Observable({})
         use: Any = SimpleNamespace(holders=self.holders, allowed_now=allowed)
-        there = context(settings=Observable(settings()), entries=self.entries, state=self.state)
-        link = LimitLink(self.directory, there, use, poll_s=POLL_S, waiting_poll_s=POLL_S / 2, clock=lambda: NOW_S)
+        there = context(settings=Observable(settings()), entries=entries, state=self.state)
+        return LimitLink(self.directory, there, use, poll_s=POLL_S, waiting_poll_s=POLL_S / 2, clock=lambda: NOW_S)
+
+    @asynccontextmanager
+    async def agent(self) -> AsyncIterator[LimitLink]:
+        """Run an agent."""
+        link = self.link(self.entries)
+        self.entries.set(self.entries.value)  # the kubelet's records have been read
         async with beside(link.run()):
             yield link
 
@@ -260,3 +267,25 @@ async def test_without_a_directory_there_is_no_dmem(world: World, tmp_path: Path
     assert "memory_dir names no directory" in feature.means(world.state.node.shares, 2, {}).gpus[GPU].why
     assert tuple(feature.means_follow()) == ()
     assert await feature.before_start(start()) is None
+
+
+async def test_a_new_agent_lets_stand_what_was_wanted_until_it_knows_containers_and_gpus(world: World) -> None:
+    """Its driver may start late, and the API, which tells what a container may use, does not answer yet."""
+    (world.directory / LIMIT_FILES.wanted_file).write_text(LIMIT_FILES.write_wanted({POD_KEY: EIGHT}))
+    there, unread = world.state.node, Observable[tuple[Allocation, ...]](())
+    world.state.refresh_inventory(replace(there.shares, gpus=()), {}, there.links)
+    world.says({})
+    link = world.link(entries=unread)
+    async with beside(link.run()):
+        await rounds(3, POLL_S)
+        assert world.wanted == {POD_KEY: EIGHT}
+        unread.set((held(*IDS),))
+        await rounds(3, POLL_S)
+        assert world.wanted == {POD_KEY: EIGHT}
+        world.named = False
+        world.state.refresh_inventory(there.shares, {}, there.links)
+        await eventually(lambda: link.lack_of_dmem.value == "")
+        await rounds(3, POLL_S)
+        assert world.wanted == {POD_KEY: EIGHT}
+        world.named = True
+        await eventually(lambda: world.wanted == {POD_KEY: FOUR})

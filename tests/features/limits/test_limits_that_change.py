@@ -67,6 +67,7 @@ class World:
         use: Any = SimpleNamespace(holders=lambda: self.holdings, allowed_now=self.limits)
         node = context(settings=self.settings, entries=self.entries)
         link = LimitLink(self.directory, node, use, poll_s=POLL_S, clock=lambda: 110.0)
+        self.entries.set(self.entries.value)  # the kubelet's records have been read
         async with beside(link.run()):
             yield link
 

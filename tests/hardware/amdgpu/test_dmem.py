@@ -186,7 +186,7 @@ def test_another_region_is_not_limited(kernel: DmemDouble) -> None:
 def test_damaged_and_endless_files_are_no_limit(kernel: DmemDouble) -> None:
     leaf = kernel.starts(LEAF)
     limits(kernel).set_limit([VRAM], (GPU, str(leaf), 4096, 0))
-    (leaf / "dmem.max").write_text(f"{VRAM}\n{VRAM} x\n{VRAM} -1\n\n")
+    (leaf / "dmem.max").write_text(f"{VRAM}\n{VRAM} x\n{VRAM} -1\n{VRAM} {'9' * 5000}\n\n")
     assert limits(kernel).limit([VRAM], GPU, str(leaf))["code"] == 3
     (leaf / "dmem.max").write_text("x" * (1 << 20) + f"\n{VRAM} 1048576\n")
     assert limits(kernel).limit([VRAM], GPU, str(leaf))["code"] == 3

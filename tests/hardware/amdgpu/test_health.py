@@ -301,3 +301,35 @@ def test_after_lost_events_every_gpu_is_read(tmp_path: Path) -> None:
     drm = opened(tmp_path)
     drm._events = Uevents(Scripted(OSError(105, "No buffer space available")))  # type: ignore[arg-type]
     assert len(drm.wait_events(0.001)) == 2
+
+
+def test_a_board_that_is_divided_otherwise_is_not_what_was_listed(tmp_path: Path) -> None:
+    """Its render node is that of its first partition now, so no pod may get it for a whole GPU; it is listed again."""
+    mi300x(tmp_path)
+    drm = opened(tmp_path)
+    mode = tmp_path / FOLDER.lstrip("/") / "current_compute_partition"
+    mode.write_text("CPX\n")
+    (found,) = drm.probe()
+    assert found["lost"]
+    assert found["mig_changed"]
+    assert "mode CPX, and did by SPX" in found["error"]
+    mode.write_text("")  # not told at this moment
+    assert "error" not in drm.probe()[0]
+    mode.write_text("SPX\n")
+    assert "error" not in drm.probe()[0]
+
+
+def test_boards_that_were_bound_anew_and_changed_their_device_nodes_are_listed_again(tmp_path: Path) -> None:
+    """A pod would get the node of the other one."""
+    mi300x(tmp_path, gpus=2)
+    drm = opened(tmp_path)
+    folder = tmp_path / FOLDER.lstrip("/") / "drm"
+    (folder / "renderD128").rename(tmp_path / "away")
+    (folder / "card1").rename(tmp_path / "away, too")
+    found = drm.probe()
+    assert (found[0]["error"], found[0]["mig_changed"]) == ("its kernel driver has no device node for it", False)
+    assert "error" not in found[1]
+    (tmp_path / "away").rename(folder / "renderD136")
+    found = drm.probe()
+    assert (found[0]["error"], found[0]["lost"]) == ("its kernel driver has other device nodes for it now", True)
+    assert found[0]["mig_changed"]

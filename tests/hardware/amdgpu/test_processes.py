@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.hardware.amdgpu.drm_driver import Drm
-from gpu_device_plugin.hardware.amdgpu.processes import fields, vram
+from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
+from gpu_device_plugin.hardware.amdgpu.processes import Processes, fields, vram
+from gpu_device_plugin.hardware.driver import MOST_PROCESSES
 from tests.hardware.amdgpu.trees import b580, mi300x, rx7900xtx, write
 
 MIB = 1 << 20
@@ -233,3 +235,80 @@ def test_a_process_that_opens_a_gpu_late_is_found(tmp_path: Path) -> None:
     found = [node.use() for _ in range(8)]
     assert [[(70, 100)]] in found
     assert node.use() == [[(70, 100)]]  # and from then on in every reading
+
+
+def test_a_device_node_of_another_name_hides_nothing(tmp_path: Path) -> None:
+    """Root in a container may make one."""
+    (pci,) = rx7900xtx(tmp_path)
+    node = Node(tmp_path)
+    write(tmp_path, {"/proc/70/fd/3@": "/tmp/mine", "/proc/70/fd/4@": "/tmp/renderD200", "/proc/70/fd/5@": "pipe:[1]"})
+    write(tmp_path, {"/proc/70/fdinfo/4": "pos:\t0", "/proc/70/fdinfo/5": "pos:\t0"})
+    told = f"drm-pdev:\t{pci}\ndrm-client-id:\t7\ndrm-memory-vram:\t2048 KiB"
+    write(tmp_path, {"/proc/70/fdinfo/3": told})
+    assert node.use() == [[(70, 2)]]
+
+
+class Clock:
+    """A clock that advances whenever it is read."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now_s = 0.0
+        self.step_s = step_s
+
+    def __call__(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+
+def many_files(root: Path, pid: int, files: int) -> None:
+    write(root, {f"/proc/{pid}/fd/{fd}@": "socket:[1]" for fd in range(files)})
+
+
+def test_open_files_of_one_process_take_no_time_from_others(tmp_path: Path) -> None:
+    """The first one has as many as could be read in 20 times the time that there is."""
+    (pci,) = rx7900xtx(tmp_path)
+    node = Node(tmp_path)
+    clock = Clock(0.1)
+    many_files(tmp_path, 5, 300)
+    node.opens(70, 3, "renderD200", pdev=pci, client_id=7, memory_vram="2048 KiB")
+    gpus = node.drm("amdgpu")._gpus
+    processes = Processes(KernelFiles(str(tmp_path)), clock)
+    for _ in range(3):
+        (found,) = processes.read(gpus, utilisation=False)
+        assert [each["pid"] for each in found["processes"]] == [70]
+    assert clock.now_s < 3 * 3
+
+
+def test_a_process_that_took_all_the_time_comes_last_in_the_next_reading(tmp_path: Path) -> None:
+    """As one does whose files have so many locks that one of them takes the kernel a second to list."""
+    (pci,) = rx7900xtx(tmp_path)
+    node = Node(tmp_path)
+    many_files(tmp_path, 5, 3)
+    node.opens(70, 3, "renderD200", pdev=pci, client_id=7, memory_vram="2048 KiB")
+    gpus = node.drm("amdgpu")._gpus
+    clock = Clock(0.6)
+    processes = Processes(KernelFiles(str(tmp_path)), clock)
+    assert processes.read(gpus, utilisation=False)[0]["processes"] == []
+    assert [each["pid"] for each in processes.read(gpus, utilisation=False)[0]["processes"]] == [70]
+
+
+def test_of_too_many_processes_those_that_use_most_are_told(tmp_path: Path) -> None:
+    (pci,) = rx7900xtx(tmp_path)
+    node = Node(tmp_path)
+    for pid in range(10, 10 + MOST_PROCESSES):
+        node.rocm(pid, 500, 1)
+    node.opens(90_000, 3, "renderD200", pdev=pci, client_id=7, memory_vram="4096 KiB")
+    node.rocm(90_001, 500, 8)
+    told = node.use()[0]
+    assert told is not None
+    assert len(told) == MOST_PROCESSES
+    assert told[-2:] == [(90_000, 4), (90_001, 8)]
+    assert told[0] == (10, 1)
+
+
+def test_of_a_directory_with_too_many_names_no_more_are_read(tmp_path: Path) -> None:
+    write(tmp_path, {f"/folder/{name}": "" for name in "abc"})
+    files = KernelFiles(str(tmp_path))
+    assert len(files.names("/folder", 2)) == 2
+    assert files.names("/folder") == ["a", "b", "c"]
+    assert files.names("/folder/a") == files.names("/none") == []

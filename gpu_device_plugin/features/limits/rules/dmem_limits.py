@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from gpu_device_plugin.features.limits.contract import LimitKey, LimitOutcome, LimitsState, MemoryLimit
 from gpu_device_plugin.features.use.rules.container_gpus import ContainerGpus
@@ -14,6 +15,7 @@ from gpu_device_plugin.model.shares import parse_id
 
 NOT_THERE = "the limit helper, which sets limits by dmem, does not run on this node: apply deploy/optional/limits.yaml"
 NOT_YET = "the limit helper has not set it yet"
+_NONE: Mapping[LimitKey, MemoryLimit] = MappingProxyType({})
 ESCAPED_MIB = 64
 """More than the processes and the cgroup differ by because they are not read at the same moment."""
 
@@ -32,12 +34,14 @@ def wanted_of_kernel(
     allowed_now: Mapping[Place, int],
     share_mib: int,
     ended: Collection[str] = frozenset(),
+    *,
+    before: Mapping[LimitKey, MemoryLimit] = _NONE,
 ) -> Mapping[Place, tuple[LimitKey, MemoryLimit]]:
     """Return the limits of all containers that the kernel is to limit, and of their pods, under an empty container.
 
     Nobody else sets them. The limit of a pod is there before its containers are, whose own follows as soon as one
     runs. It is the memory of all devices of the pod, with what its containers may use beyond them: those of an init
-    container, which a later one has too, count once.
+    container, which a later one has too, count once, and those of containers that were not limited count, too.
 
     Args:
         allocations: what the containers of this node hold, also those that do not run yet.
@@ -45,27 +49,35 @@ def wanted_of_kernel(
         allowed_now: MiB for those whose limit may be another than when they started.
         share_mib: MiB of a share.
         ended: UIDs of pods that have ended.
+        before: what was wanted last. As long as the API has not told what a pod may use, that is not lowered.
     """
     own: Counter[Place] = Counter()
     of_pods: dict[tuple[str, str], set[str]] = defaultdict(set)
+    limited: set[tuple[str, str]] = set()
     for each in allocations:
-        if each.enforcement is Enforcement.DMEM and each.kind is Kind.MEMORY and each.pod_uid not in {"", *ended}:
+        if each.kind is Kind.MEMORY and each.pod_uid not in {"", *ended}:
             for name in each.device_ids:
                 uuid, _ = parse_id(name)
                 own[each.pod_uid, each.container, uuid] += share_mib
                 of_pods[each.pod_uid, uuid].add(name)
+                if each.enforcement is Enforcement.DMEM:
+                    limited.add((each.pod_uid, uuid))
     found: dict[Place, tuple[LimitKey, MemoryLimit]] = {}
     beyond: Counter[tuple[str, str]] = Counter()
-    for holder in filter(by_kernel, holders):
-        for uuid, granted_mib in holder.granted.items():
+    unknown: set[str] = set()
+    for holder in holders:
+        if holder.pod is None:
+            unknown.add(holder.pod_uid)
+        for uuid, granted_mib in holder.granted.items() if not holder.whole else ():
             place = (holder.pod_uid, holder.container, uuid)
             hard_mib = allowed_mib(holder, uuid, allowed_now.get(place))
             beyond[holder.pod_uid, uuid] += max(0, hard_mib - own.get(place, granted_mib))
-            if holder.container_id:
+            if by_kernel(holder) and holder.container_id:
                 found[place] = LimitKey(holder.pod_uid, holder.container_id, uuid), MemoryLimit(hard_mib)
-    for (uid, uuid), names in of_pods.items():
-        mib = len(names) * share_mib + beyond[uid, uuid]
-        found[uid, "", uuid] = LimitKey(uid, "", uuid), MemoryLimit(mib)
+    for uid, uuid in limited:
+        key, mib = LimitKey(uid, "", uuid), len(of_pods[uid, uuid]) * share_mib + beyond[uid, uuid]
+        least_mib = before[key].hard_mib if uid in unknown and key in before else 0
+        found[uid, "", uuid] = key, MemoryLimit(max(mib, least_mib))
     return {place: (key, limit) for place, (key, limit) in found.items() if key.plausible}
 
 

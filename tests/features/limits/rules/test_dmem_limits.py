@@ -164,6 +164,28 @@ def test_what_the_kernel_does_not_limit_is_not_wanted() -> None:
     assert dmem.wanted_of_kernel([holds("main", 1)], [], {}, SHARE, {UID}) == {}
 
 
+def test_the_limit_of_a_pod_has_room_for_its_containers_that_are_not_limited() -> None:
+    """The helper may have come between the answers for two containers of a pod."""
+    advisory = Enforcement.ADVISORY
+    given = [holds("main", 1, 2, enforcement=advisory), holds("side", 3)]
+    main = holding("main", 2048, C, enforcement=advisory, limits={A: 8192})
+    assert wanted(given, [main, holding("side", 1024, D)]) == {POD_KEY: 9216, SIDE: 1024}
+
+
+def test_the_limit_of_a_pod_is_not_lowered_before_the_api_tells_what_it_may_use() -> None:
+    """As after the agent's restart, while the API does not answer."""
+    given, before = [holds("main", 1, 2)], {POD_KEY: MemoryLimit(8192), MAIN: MemoryLimit(8192)}
+
+    def limit(holder: ContainerGpus) -> int:
+        found = dmem.wanted_of_kernel(given, [holder], {}, SHARE, before=before)
+        return found[UID, "", A][1].hard_mib
+
+    assert limit(holding("main", 2048, pod=None)) == 8192
+    assert limit(holding("main", 16_384, pod=None)) == 16_384
+    assert limit(holding("main", 2048)) == 2048
+    assert wanted(given, [holding("main", 2048, pod=None)]) == {POD_KEY: 2048}
+
+
 @given(st.lists(st.sets(st.integers(0, 20), min_size=1), min_size=1, max_size=4), st.integers(0, 50_000))
 def test_a_pods_limit_is_never_less_than_that_of_a_container_in_it(sizes: list[set[int]], now_mib: int) -> None:
     given = [holds(f"c{at}", *numbers) for at, numbers in enumerate(sizes)]
