@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from gpu_device_plugin.hardware import driver
-from gpu_device_plugin.hardware.amdgpu import discovery, dmem, health
+from gpu_device_plugin.hardware.amdgpu import discovery, dmem, health, pci_devices, topology
 from gpu_device_plugin.hardware.amdgpu.gpu_links import links
 from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
-from gpu_device_plugin.hardware.amdgpu.processes import Processes
+from gpu_device_plugin.hardware.amdgpu.processes import Processes, traces
 from gpu_device_plugin.hardware.amdgpu.telemetry import TelemetryReader
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpu_device_plugin.hardware.driver import Record
-
 
 _LONGEST_VERSION = 64
 
@@ -115,3 +114,11 @@ class Drm:
         own = self._files.text(f"/sys/module/{self._drivers[0]}/version")
         version = own or self._files.text("/proc/sys/kernel/osrelease")
         return version[:_LONGEST_VERSION] or None
+
+
+def node_facts(root: str = "") -> tuple[str, bool, bool, bool]:
+    """Return the fields of the doctor's `KernelSeen`, in their order, by the kernel's files below `root`."""
+    files = KernelFiles(root)
+    _, forbidden = topology.read(files)
+    alone = bool(pci_devices.drivers_in_use(files)) and not pci_devices.has_nvidia(files)
+    return files.text("/proc/sys/kernel/osrelease")[:_LONGEST_VERSION], forbidden > 0, traces(files), alone

@@ -121,7 +121,7 @@ class Health:
         if suspended(files, board):
             return asked
         try:
-            silent = files.start(f"{folder}/config", 2) == b"\xff\xff"
+            silent = files.content(f"{folder}/config", 2) == b"\xff\xff"
         except OSError:
             silent = False
         if silent:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
+TYPE_CHECKING = False  # see hardware/driver.py
+if TYPE_CHECKING:
+    from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
 
 DRIVERS = ("amdgpu", "xe")
 """The kernel drivers that this folder reads."""
@@ -13,9 +15,8 @@ _DISPLAY = "0x03"
 """The PCI class of display controllers, as which GPUs without a display are listed too (0x0302, 0x0380)."""
 
 
-def drivers_in_use(files: KernelFiles | None = None) -> list[str]:
+def drivers_in_use(files: KernelFiles) -> list[str]:
     """Return which of `DRIVERS` are bound to a device of this node."""
-    files = files or KernelFiles()
     return [driver for driver in DRIVERS if bound(files, driver)]
 
 
@@ -24,9 +25,8 @@ def bound(files: KernelFiles, driver: str) -> list[str]:
     return [name for name in files.names(f"{DRIVERS_FOLDER}/{driver}") if name.count(":") == 2]
 
 
-def has_nvidia(files: KernelFiles | None = None) -> bool:
+def has_nvidia(files: KernelFiles) -> bool:
     """Return whether this node has a GPU of NVIDIA's, be its driver loaded or not."""
-    files = files or KernelFiles()
     return any(
         files.text(f"{DEVICES}/{name}/vendor") == _NVIDIA and files.text(f"{DEVICES}/{name}/class").startswith(_DISPLAY)
         for name in files.names(DEVICES)

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import time
-
 from gpu_device_plugin.hardware.amdgpu import health
-from gpu_device_plugin.hardware.amdgpu.kernel_files import number
+from gpu_device_plugin.hardware.amdgpu.kernel_files import MIB, number
 from gpu_device_plugin.hardware.driver import MOST_MIB, MOST_PROCESSES, PERCENT
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from typing import TypeAlias
 
     from gpu_device_plugin.hardware.amdgpu.discovery import ListedGpu
     from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
     from gpu_device_plugin.hardware.driver import Record
-
-    Counter: TypeAlias = tuple[int, int]
-    """How long an engine worked for a client, and of how much time, in the same unit."""
 
 NOT_SEEN = (
     "processes that use GPUs of the driver {driver} {but} are not seen, because this container lacks the capability "
     "SYS_PTRACE"
 )
 _KFD_PROCESSES = "/sys/class/kfd/kfd/proc"
-_MIB = 1 << 20
-_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": _MIB, "GiB": 1 << 30}
+_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": MIB, "GiB": 1 << 30}
 # Kinds of amounts in the order in which they are believed; which there are depends on driver and kernel.
 _AMOUNTS = "drm-resident-vram", "drm-memory-vram", "drm-total-vram"
-_ENGINES = "drm-engine-gfx", "drm-engine-compute"
-_CYCLES = "rcs", "ccs"
 _DIGITS = "0123456789"
 _NODES = "renderD", "card"
 _SYS_PTRACE = 1 << 19
@@ -51,15 +42,12 @@ class Processes:
 
     def __init__(self, files: KernelFiles) -> None:
         self._files = files
-        status = dict(line.split(":\t", 1) for line in files.text("/proc/self/status").splitlines() if ":\t" in line)
-        self.sees_all = bool(int(status.get("CapEff", f"{_SYS_PTRACE:x}"), 16) & _SYS_PTRACE)
+        self.sees_all = traces(files)
         """Whether the fdinfo of other processes may be read."""
-        self._initial = files.target("/proc/self/ns/pid") == _INITIAL
+        self._initial = files.link("/proc/self/ns/pid") == _INITIAL
         self._without: dict[str, int] = {}
         """In how many readings in a row each process, by PID, had no GPU open."""
         self._round = 0
-        self._counters: dict[tuple[str, str], Counter] = {}
-        """The engines of each client, by PCI address and its ID, when they were last read."""
         self._own: dict[str, int] = {}
         """The bytes in use on each board, by PCI address, while no process used it: the driver's own."""
 
@@ -80,28 +68,29 @@ class Processes:
     def used_mib(self, gpu: ListedGpu) -> int | None:
         """Return the memory in use on a GPU, without the driver's own as far as it is known; None: not told."""
         used = health.used_bytes(self._files, gpu)
-        return None if used is None else min(max(0, used - self._own.get(gpu.board.pci, 0)) // _MIB, MOST_MIB)
+        return None if used is None else min(max(0, used - self._own.get(gpu.board.pci, 0)) // MIB, MOST_MIB)
 
     def read(self, gpus: Sequence[ListedGpu], *, utilisation: bool) -> list[Record]:
         """Return the use of each GPU, see `Driver.use`."""
         of_kfd = self._of_kfd(gpus) if self._initial else {}
-        of_drm, percents = self._of_drm(gpus) if self.sees_all else ({}, {})
+        of_drm = self._of_drm(gpus) if self.sees_all else {}
         records = []
         for gpu in gpus:
             known, drawn = of_kfd.get(gpu.uuid), of_drm.get(gpu.uuid, {})
-            if self.sees_all and self._initial and not known and not drawn:
-                self._learn_own(gpu)
             told = None
             if known is not None or self.sees_all:
-                told = []
-                for pid in sorted({*(known or {}), *drawn})[:MOST_PROCESSES]:
-                    percent = percents.get((gpu.uuid, pid))
-                    if known and pid in known:  # its queues bypass what fdinfo counts
-                        occupied = self._occupied(gpu, pid) if utilisation else None
-                        percent = None if occupied is None else max(occupied, percent or 0)
-                    amount = max((known or {}).get(pid, 0), drawn.get(pid, 0)) // _MIB
-                    percent = percent if utilisation else None
-                    told.append({"pid": pid, "used_mib": min(amount, MOST_MIB), "sm_percent": percent})
+                known = known or {}
+                amounts = {pid: max(used, drawn.get(pid, 0)) for pid, used in {**drawn, **known}.items()}
+                if self.sees_all and self._initial and not amounts:
+                    self._learn_own(gpu)
+                told = [
+                    {
+                        "pid": pid,
+                        "used_mib": min(amounts[pid] // MIB, MOST_MIB),
+                        "sm_percent": self._occupied(gpu, pid) if utilisation and pid in known else None,
+                    }
+                    for pid in sorted(amounts)[:MOST_PROCESSES]
+                ]
             records.append({"uuid": gpu.uuid, "processes": told, "used_mib": self.used_mib(gpu)})
         return records
 
@@ -125,39 +114,34 @@ class Processes:
         return found
 
     def _occupied(self, gpu: ListedGpu, pid: int) -> int | None:
-        """Return how much of a GPU's compute units a process occupies now, in percent; None: not told."""
+        """Return how much of a GPU's compute units a process of ROCm occupies now, in percent; None: not told.
+
+        Engines in fdinfo do not tell it: ROCm's queues bypass what they count, so that a busy process seems idle.
+        """
         of_gpu = f"{_KFD_PROCESSES}/{pid}/stats_{gpu.gpu_id}"
         occupied, units = self._files.number(f"{of_gpu}/cu_occupancy"), gpu.record["compute_units"]
         return None if occupied is None or not units else min(PERCENT, max(0, occupied) * PERCENT // units)
 
-    def _of_drm(
-        self, gpus: Sequence[ListedGpu]
-    ) -> tuple[Mapping[str, Mapping[int, int]], Mapping[tuple[str, int], int]]:
-        """Return the bytes of each process by UUID and PID, and the percent that its engines were busy by both.
+    def _of_drm(self, gpus: Sequence[ListedGpu]) -> Mapping[str, Mapping[int, int]]:
+        """Return the bytes of each process by UUID and PID.
 
         Forks and copies of a client's file repeat its figures: it counts for the process with the lowest PID.
         """
         nodes = {path.rpartition("/")[2]: gpu for gpu in gpus for path in gpu.record["device_paths"]}
-        nodes |= {gpu.render: gpu for gpu in gpus}
         whole = {gpu.board.pci: gpu for gpu in gpus if not gpu.partition}
-        used: dict[str, dict[int, int]] = {}
-        percents: dict[tuple[str, int], int] = {}
-        counters: dict[tuple[str, str], Counter] = {}
+        found: dict[str, dict[int, int]] = {}
+        seen = set()
         for pid, node, told in self._clients():
             # A partition's files name its board; only their node tells it.
             gpu = whole.get(told.get("drm-pdev", "")) or nodes.get(node)
             client = told.get("drm-pdev", ""), told.get("drm-client-id", "")
-            if gpu is None or gpu.board.pci != client[0] or client in counters:
+            if gpu is None or gpu.board.pci != client[0] or client in seen:
                 continue
-            counters[client] = now = _busy(told)
-            if (before := self._counters.get(client)) is not None and now[1] > before[1]:
-                percent = max(0, now[0] - before[0]) * PERCENT // (now[1] - before[1])
-                percents[gpu.uuid, pid] = min(PERCENT, percents.get((gpu.uuid, pid), 0) + percent)
+            seen.add(client)
             if amount := vram(told):
-                of_gpu = used.setdefault(gpu.uuid, {})
+                of_gpu = found.setdefault(gpu.uuid, {})
                 of_gpu[pid] = of_gpu.get(pid, 0) + amount
-        self._counters = counters
-        return used, percents
+        return found
 
     def _clients(self) -> Iterator[tuple[int, str, Mapping[str, str]]]:
         """Yield process, name of the device node and fdinfo of each open file of a GPU."""
@@ -172,7 +156,7 @@ class Processes:
             folder = f"/proc/{process}"
             found = False
             for fd in files.names(f"{folder}/fd"):
-                if (node := files.target(f"{folder}/fd/{fd}")).startswith(_NODES):
+                if (node := files.link(f"{folder}/fd/{fd}").rpartition("/")[2]).startswith(_NODES):
                     found = True
                     yield pid, node, fields(files.text(f"{folder}/fdinfo/{fd}"))
             if not found:
@@ -199,14 +183,8 @@ def _amount(value: str) -> int:
     return max(0, number(amount) or 0) * _UNITS.get(unit.strip(), 0)
 
 
-def _busy(told: Mapping[str, str]) -> Counter:
-    """Return how long the engines for shaders worked for a client: in nanoseconds, or in xe's cycles."""
-    cycles = [key for key in _CYCLES if f"drm-total-cycles-{key}" in told]
-    if cycles:
-        total = max(_first(told, f"drm-total-cycles-{key}") for key in cycles)
-        return sum(_first(told, f"drm-cycles-{key}") for key in cycles), total
-    return sum(_first(told, key) for key in _ENGINES), time.monotonic_ns()
-
-
-def _first(told: Mapping[str, str], key: str) -> int:
-    return number(told.get(key, "").partition(" ")[0]) or 0
+def traces(files: KernelFiles) -> bool:
+    """Return whether this process has the capability SYS_PTRACE; where nothing tells, it has."""
+    lines = (line.partition(":") for line in files.text("/proc/self/status").splitlines())
+    mask = next((number(f"0x{value.strip()}") for key, _, value in lines if key == "CapEff"), None)
+    return mask is None or bool(mask & _SYS_PTRACE)

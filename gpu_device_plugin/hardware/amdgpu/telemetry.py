@@ -60,8 +60,8 @@ _THROTTLERS = ((0xFF, _POWER), (0xFF << 16, _CURRENT), (0xFFF << 32, _HEAT), (0x
 _STATUS_AT, _NOT_TOLD = 112, (1 << 64) - 1
 # From 1.6 on, in their order: how long PROCHOT, power, and the heat of socket, regulators and memory have throttled.
 _RESIDENCIES = _HOT_SIGNAL, _POWER, _HEAT, _HEAT, _HEAT
-_ACCUMULATED = {6: 16, 7: 24, 8: 24}
-"""Where the energy (2^-16 J, 64 bits) is in versions 1.x: 20 bytes before the residencies (32 bits)."""
+_RESIDENCIES_AT = {6: 36, 7: 44, 8: 44}
+"""By the second number of the version: five numbers of 32 bits."""
 _ONCE = "power_mw", "power_limit_mw", "power_limit_default_mw", "energy_mj"
 _LOAD = "sm_percent", "memory_percent"
 
@@ -103,13 +103,10 @@ class TelemetryReader:
                 if told.get(field) is None and (value := self._value(board, path, places)) is not None:
                     # In one recorded tree the energy of a card stands still at 0.
                     told[field] = None if field == "energy_mj" and not value else round(value / units)
-        metrics = self._metrics(board) if groups & {"clocks", "power"} else b""
-        if "power" in groups and told.get("energy_mj") is None:
-            told["energy_mj"] = energy_mj(metrics)
         if "clocks" in groups:
             for name, file in (("sm_clock_max_mhz", "pp_dpm_sclk"), ("memory_clock_max_mhz", "pp_dpm_mclk")):
                 told[name] = highest(self._files.text(f"{board.folder}/{file}")) or told.get(name)
-            told["throttle"] = self._throttle(board, metrics)
+            told["throttle"] = self._throttle(board)
         if "pcie" in groups:
             told |= self._link(board)
         if groups & {"nvlink", "memory-errors"}:
@@ -157,16 +154,14 @@ class TelemetryReader:
                 record["repair_failed"] = pages["F"] > 0
         return record
 
-    def _metrics(self, board: Board) -> bytes:
+    def _throttle(self, board: Board) -> int | None:
         try:
-            return self._files.content(f"{board.folder}/gpu_metrics")
+            metrics = self._files.content(f"{board.folder}/gpu_metrics")
         except OSError:
-            return b""
-
-    def _throttle(self, board: Board, metrics: bytes) -> int | None:
-        before, now = self._throttled.get(board.pci), residencies(metrics)
-        if now is None:
+            return None
+        if (now := residencies(metrics)) is None:
             return throttle(metrics)
+        before = self._throttled.get(board.pci)
         self._throttled[board.pci] = now
         if before is None:
             return None
@@ -196,22 +191,10 @@ def throttle(metrics: bytes) -> int | None:
 
 def residencies(metrics: bytes) -> Sequence[int] | None:
     """Return how long each of `_RESIDENCIES` has throttled, in versions 1.6 to 1.8 of gpu_metrics; None: not told."""
-    at = _accumulated_at(metrics)
-    told = () if at is None else struct.unpack_from("<5I", metrics, at + 20)
-    return told if told and told != (0xFFFFFFFF,) * 5 else None
-
-
-def energy_mj(metrics: bytes) -> int | None:
-    """Return the energy in versions 1.6 to 1.8 of gpu_metrics; None: not told, or in a unit that is not documented."""
-    at = _accumulated_at(metrics)
-    told: int = _NOT_TOLD if at is None else struct.unpack_from("<Q", metrics, at)[0]
-    return None if told == _NOT_TOLD else told * 1000 >> 16
-
-
-def _accumulated_at(metrics: bytes) -> int | None:
     form, content = _version(metrics)
-    at = _ACCUMULATED.get(content) if form == 1 else None
-    return at if at is not None and len(metrics) >= at + 40 else None
+    at = _RESIDENCIES_AT.get(content) if form == 1 else None
+    told = () if at is None or len(metrics) < at + 20 else struct.unpack_from("<5I", metrics, at)
+    return told if told and told != (0xFFFFFFFF,) * 5 else None
 
 
 def _version(metrics: bytes) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from gpu_device_plugin.features.limits.node import dmem_facts
 from gpu_device_plugin.features.mps import MpsSettings
 from gpu_device_plugin.features.over_use import OverUseSettings
 from gpu_device_plugin.features.report_features import REPORT
-from gpu_device_plugin.hardware.amdgpu.node_facts import node_facts
+from gpu_device_plugin.hardware.amdgpu.drm_driver import node_facts
 from gpu_device_plugin.hardware.driver import DRIVERS
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
