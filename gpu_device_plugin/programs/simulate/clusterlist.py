@@ -33,7 +33,6 @@ from gpu_device_plugin.programs.simulate.vendor_nodes import (
     is_read,
     not_offered,
     offering,
-    vendor_node,
 )
 from gpu_device_plugin.report.rules.printing import first
 from gpu_device_plugin.scheduler.cluster_state import Fleet
@@ -127,7 +126,7 @@ class _Reader:
         for node in nodes:
             vendor = offering(node)
             if before_us and vendor:
-                found = self._by_vendor[node.name] = vendor_node(node, vendor)
+                found = self._by_vendor[node.name] = vendor.read(node, vendor.offered_by(node))
                 by.setdefault(vendor, []).extend([found] if found.gpus.gpus else [])
             elif vendor and not self._ours(node):
                 self._leave_out(f"node {node.name}", f"its GPUs are offered as {vendor.names[0]}, by no agent of ours")
