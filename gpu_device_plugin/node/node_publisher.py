@@ -29,7 +29,7 @@ from gpu_device_plugin.model.contract.nodelabels import (
 )
 from gpu_device_plugin.model.gpus import Inventory
 from gpu_device_plugin.model.shares import TooManySharesError
-from gpu_device_plugin.node.rules.container_grants import gpu_nodes
+from gpu_device_plugin.node.rules.container_grants import closed, gpu_nodes
 from gpu_device_plugin.node.rules.positions import listed_before
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_OPEN = 0o006
-"""The mode of a device node that every user may use."""
 _LOOK_S = 0.5
 """Seconds between two checks whether a node that is cleaned up still shows our resources."""
 
@@ -192,7 +190,7 @@ class NodePublisher:
             for path in gpu_nodes([gpu], delivery):
                 with contextlib.suppress(OSError):  # a container that is not privileged does not see it
                     status = (self.dev / path.removeprefix("/dev/")).stat()
-                    if status.st_mode & _OPEN != _OPEN:
+                    if closed(status.st_mode):
                         found.setdefault(gpu.uuid, set()).add(status.st_gid)
         return {uuid: tuple(sorted(groups)) for uuid, groups in found.items()}
 
