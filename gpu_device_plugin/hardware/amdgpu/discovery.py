@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.amdgpu import topology
-from gpu_device_plugin.hardware.amdgpu.kernel_files import number
+from gpu_device_plugin.hardware.amdgpu.kernel_files import MIB, number
 from gpu_device_plugin.hardware.amdgpu.pci_devices import DEVICES, DRIVERS_FOLDER, bound
 from gpu_device_plugin.hardware.driver import HardwareError
 
@@ -20,7 +20,6 @@ AMDGPU = "amdgpu"
 MOST_GPUS = 128
 """As in model.gpus, whose module imports dataclasses."""
 _MOST_NUMA_NODES = 1 << 12
-_MIB = 1 << 20
 _CAPACITY = "/sys/fs/cgroup/dmem.capacity"
 _MODELS = "/usr/share/libdrm/amdgpu.ids"
 """Models by device and revision, as libdrm brings them."""
@@ -51,15 +50,11 @@ class Board:
 class ListedGpu:
     """A GPU that is listed: all of a board, or a partition of one."""
 
-    def __init__(
-        self, board: Board, record: Record, render: str, gpu_id: int | None, *, partition: bool, hive: int = 0
-    ) -> None:
+    def __init__(self, board: Board, record: Record, gpu_id: int | None, *, partition: bool, hive: int = 0) -> None:
         """Take its board and how it is listed."""
         self.board = board
         self.record = record
         """Its `model.gpus.Gpu`."""
-        self.render = render
-        """The name of its render node, such as ``renderD128``."""
         self.gpu_id = gpu_id
         """Its number in KFD's files; None: KFD does not know it, or may not be read."""
         self.partition = partition
@@ -203,8 +198,9 @@ def _listed(
             "compute_units": node and node.compute_units,
             "unified": False,
         }
-        render, gpu_id = renders[0].removeprefix("dri/"), None if node is None else node.gpu_id
-        gpus.append(ListedGpu(board, record, render, gpu_id, partition=divided, hive=(node and node.hive) or hive))
+        gpus.append(
+            ListedGpu(board, record, node and node.gpu_id, partition=divided, hive=(node and node.hive) or hive)
+        )
     return gpus, lacks
 
 
@@ -229,13 +225,13 @@ def _whole_mib(files: KernelFiles, board: Board, nodes: Mapping[int, Node]) -> i
                 "the node's /sys/fs/cgroup in this container"
             )
         raise _LeftOutError(lack, for_good=True)
-    return (told or sum(board.regions.values())) // _MIB
+    return (told or sum(board.regions.values())) // MIB
 
 
 def _partition_mib(node: Node, nodes: Mapping[int, Node], whole_mib: int) -> int:
     """Return the memory of a partition: what KFD says, unless all of them together had more than their board."""
-    excess = sum(each.memory for each in nodes.values()) // _MIB > whole_mib > 0
-    return whole_mib // len(nodes) if excess else node.memory // _MIB
+    excess = sum(each.memory for each in nodes.values()) // MIB > whole_mib > 0
+    return whole_mib // len(nodes) if excess else node.memory // MIB
 
 
 def _is_apu(files: KernelFiles, board: Board) -> bool:

@@ -10,7 +10,7 @@ from gpu_device_plugin.hardware.amdgpu import pci_devices
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.hardware.amdgpu.discovery import Board, ListedGpu
     from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
@@ -91,19 +91,11 @@ class Health:
         self._actions: dict[str, int] = {}
         """The recovery that is asked for, by PCI address."""
 
-    def read(self, gpus: Iterable[ListedGpu]) -> list[Record]:
+    def read(self, gpus: Sequence[ListedGpu]) -> list[Record]:
         """Return a reading of each GPU, without its processes and use. Partitions have the errors of their board."""
-        bound: dict[str, Sequence[str]] = {}
-        boards: dict[str, Record] = {}
-        records = []
-        for gpu in gpus:
-            board = gpu.board
-            if board.driver not in bound:
-                bound[board.driver] = pci_devices.bound(self._files, board.driver)
-            if board.pci not in boards:
-                boards[board.pci] = self._board(board) if board.pci in bound[board.driver] else _lost("has it no more")
-            records.append({"uuid": gpu.uuid, **boards[board.pci]})
-        return records
+        boards = {gpu.board.pci: gpu.board for gpu in gpus}
+        readings = {pci: self._board(board) for pci, board in boards.items()}
+        return [{"uuid": gpu.uuid, **readings[gpu.board.pci]} for gpu in gpus]
 
     def take(self, board: Board, event: Mapping[str, str]) -> list[Record]:
         """Record an event of a board, and return what it says of it beyond a new reading, without the UUIDs."""
@@ -117,6 +109,8 @@ class Health:
 
     def _board(self, board: Board) -> Record:
         files, folder = self._files, board.folder
+        if not pci_devices.is_bound(files, board.driver, board.pci):
+            return _lost("has it no more")
         asked = {"recovery_action": self._actions.get(board.pci)}
         if suspended(files, board):
             return asked

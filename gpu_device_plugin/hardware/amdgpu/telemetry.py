@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 
-from gpu_device_plugin.hardware.amdgpu import health, pci_devices
+from gpu_device_plugin.hardware.amdgpu import health
 from gpu_device_plugin.hardware.amdgpu.kernel_files import number
+from gpu_device_plugin.hardware.amdgpu.pci_devices import is_bound
 from gpu_device_plugin.hardware.driver import MOST_OF_CONDITION
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -78,19 +79,20 @@ class TelemetryReader:
         self._throttled: dict[str, Sequence[int]] = {}
         """How long each cause has throttled a board, by PCI address, when it was last read."""
 
-    def read(self, gpus: Iterable[ListedGpu], groups: Iterable[str]) -> list[Record]:
+    def read(self, gpus: Sequence[ListedGpu], groups: Iterable[str]) -> list[Record]:
         """Return the condition of each GPU that is there."""
         wanted = frozenset(groups)
-        boards: dict[str, Record] = {}
-        records = []
+        boards = {gpu.board.pci: gpu.board for gpu in gpus}
+        told = {
+            pci: self._board(board, wanted) for pci, board in boards.items() if is_bound(self._files, board.driver, pci)
+        }
+        records, begun = [], set()
         for gpu in gpus:
             pci = gpu.board.pci
-            if pci not in boards and pci not in pci_devices.bound(self._files, gpu.board.driver):
-                continue  # it is lost
-            hidden = () if not gpu.partition else (*_LOAD, *_ONCE) if pci in boards else _LOAD
-            if pci not in boards:
-                boards[pci] = self._board(gpu.board, wanted)
-            records.append({"uuid": gpu.uuid, **{n: value for n, value in boards[pci].items() if n not in hidden}})
+            if pci in told:
+                hidden = () if not gpu.partition else (*_LOAD, *_ONCE) if pci in begun else _LOAD
+                records.append({"uuid": gpu.uuid, **{n: value for n, value in told[pci].items() if n not in hidden}})
+                begun.add(pci)
         return records
 
     def _board(self, board: Board, groups: frozenset[str]) -> Record:
