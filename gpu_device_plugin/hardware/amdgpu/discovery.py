@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.amdgpu import topology
 from gpu_device_plugin.hardware.amdgpu.kernel_files import MIB, number
-from gpu_device_plugin.hardware.amdgpu.pci_devices import DEVICES, DRIVERS_FOLDER, bound
+from gpu_device_plugin.hardware.amdgpu.pci_devices import AMDGPU, DEVICES, DRIVERS_FOLDER, XE, bound
 from gpu_device_plugin.hardware.driver import HardwareError
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -16,14 +16,13 @@ if TYPE_CHECKING:
     from gpu_device_plugin.hardware.amdgpu.topology import Node
     from gpu_device_plugin.hardware.driver import Record
 
-AMDGPU = "amdgpu"
 MOST_GPUS = 128
 """As in model.gpus, whose module imports dataclasses."""
 _MOST_NUMA_NODES = 1 << 12
 _CAPACITY = "/sys/fs/cgroup/dmem.capacity"
 _MODELS = "/usr/share/libdrm/amdgpu.ids"
 """Models by device and revision, as libdrm brings them."""
-_MAKERS = {AMDGPU: "AMD", "xe": "Intel"}
+_MAKERS = {AMDGPU: "AMD", XE: "Intel"}
 _LONGEST_NAME = 64
 _LONGEST_MODE = 8
 _ALL_ONES = (1 << 64) - 1

@@ -6,7 +6,7 @@ import _socket
 import errno
 import time
 
-from gpu_device_plugin.hardware.amdgpu import pci_devices
+from gpu_device_plugin.hardware.amdgpu.pci_devices import AMDGPU, is_bound
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def used_bytes(files: KernelFiles, gpu: ListedGpu) -> int | None:
     """Return the memory in use on a GPU, with the driver's own. None: not told, as of a partition: its board is."""
     if gpu.partition:
         return None
-    if gpu.board.driver == "amdgpu":
+    if gpu.board.driver == AMDGPU:
         return files.number(f"{gpu.board.folder}/mem_info_vram_used")
     cgroups = "/sys/fs/cgroup"
     if not files.text(f"{cgroups}/dmem.capacity"):  # only the root has it, and only its counts are those of all
@@ -109,7 +109,7 @@ class Health:
 
     def _board(self, board: Board) -> Record:
         files, folder = self._files, board.folder
-        if not pci_devices.is_bound(files, board.driver, board.pci):
+        if not is_bound(files, board.driver, board.pci):
             return _lost("has it no more")
         asked = {"recovery_action": self._actions.get(board.pci)}
         if suspended(files, board):

@@ -6,7 +6,7 @@ import struct
 
 from gpu_device_plugin.hardware.amdgpu import health
 from gpu_device_plugin.hardware.amdgpu.kernel_files import number
-from gpu_device_plugin.hardware.amdgpu.pci_devices import is_bound
+from gpu_device_plugin.hardware.amdgpu.pci_devices import AMDGPU, is_bound
 from gpu_device_plugin.hardware.driver import MOST_OF_CONDITION
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -61,8 +61,8 @@ _THROTTLERS = ((0xFF, _POWER), (0xFF << 16, _CURRENT), (0xFFF << 32, _HEAT), (0x
 _STATUS_AT, _NOT_TOLD = 112, (1 << 64) - 1
 # From 1.6 on, in their order: how long PROCHOT, power, and the heat of socket, regulators and memory have throttled.
 _RESIDENCIES = _HOT_SIGNAL, _POWER, _HEAT, _HEAT, _HEAT
-_RESIDENCIES_AT = {6: 36, 7: 44, 8: 44}
-"""By the second number of the version: five numbers of 32 bits."""
+_RESIDENCIES_AT = {b"\1\6": 36, b"\1\7": 44, b"\1\x08": 44}
+"""By version: five numbers of 32 bits."""
 _ONCE = "power_mw", "power_limit_mw", "power_limit_default_mw", "energy_mj"
 _LOAD = "sm_percent", "memory_percent"
 
@@ -119,7 +119,7 @@ class TelemetryReader:
     def _places(self, board: Board) -> Mapping[str, str]:
         """Return the folder of a board's sensors, and their paths without the rest of the file's name."""
         folder = f"{board.folder}/hwmon/{next(iter(self._files.names(f'{board.folder}/hwmon')), '')}"
-        places = {"hwmon": folder, "fans": folder if board.driver == "amdgpu" else ""}
+        places = {"hwmon": folder, "fans": folder if board.driver == AMDGPU else ""}
         for name in self._files.names(folder):
             sensor = name.removesuffix("_input")
             if sensor != name and (kind := sensor.rstrip("0123456789")) in {"temp", "energy"}:
@@ -167,7 +167,7 @@ class TelemetryReader:
         self._throttled[board.pci] = now
         if before is None:
             return None
-        return _union(bit for bit, was, is_ in zip(_RESIDENCIES, before, now, strict=True) if was != is_)
+        return sum({bit for bit, was, is_ in zip(_RESIDENCIES, before, now, strict=True) if was != is_})
 
 
 def highest(levels: str) -> int | None:
@@ -185,26 +185,14 @@ def link(told: str) -> tuple[int, int]:
 
 def throttle(metrics: bytes) -> int | None:
     """Return the bits of `Throttle` in version 1.3 of gpu_metrics; None: not told."""
-    if _version(metrics) != (1, 3) or len(metrics) < _STATUS_AT + 8:
+    if metrics[2:4] != b"\1\3" or len(metrics) < _STATUS_AT + 8:
         return None
     status: int = struct.unpack_from("<Q", metrics, _STATUS_AT)[0]
-    return None if status == _NOT_TOLD else _union(bit for mask, bit in _THROTTLERS if status & mask)
+    return None if status == _NOT_TOLD else sum({bit for mask, bit in _THROTTLERS if status & mask})
 
 
 def residencies(metrics: bytes) -> Sequence[int] | None:
     """Return how long each of `_RESIDENCIES` has throttled, in versions 1.6 to 1.8 of gpu_metrics; None: not told."""
-    form, content = _version(metrics)
-    at = _RESIDENCIES_AT.get(content) if form == 1 else None
+    at = _RESIDENCIES_AT.get(metrics[2:4])
     told = () if at is None or len(metrics) < at + 20 else struct.unpack_from("<5I", metrics, at)
     return told if told and told != (0xFFFFFFFF,) * 5 else None
-
-
-def _version(metrics: bytes) -> tuple[int, int]:
-    return (metrics[2], metrics[3]) if len(metrics) > 3 else (0, 0)
-
-
-def _union(bits: Iterable[int]) -> int:
-    found = 0
-    for bit in bits:
-        found |= bit
-    return found
