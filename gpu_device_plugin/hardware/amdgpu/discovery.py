@@ -164,17 +164,19 @@ def _listed(
     identity = _identity(files, board)
     mode = files.text(f"{board.folder}/current_compute_partition").upper()[:_LONGEST_MODE]
     numa = files.number(f"{board.folder}/numa_node")
-    hive = files.number(f"{board.folder}/xgmi_hive_info/xgmi_hive_id") or 0
+    board_hive = files.number(f"{board.folder}/xgmi_hive_info/xgmi_hive_id") or 0
     divided = len(nodes) > 1 or mode in _DIVIDED
     if divided and (not nodes or mode == "SPX"):
         advice = "; run this container privileged" if forbidden else ""
         raise _LeftOutError(f"KFD's topology does not show its partitions (mode {mode}){advice}")
     whole_mib = _whole_mib(files, board, nodes)
     gpus, lacks = [], []
-    for partition, node in sorted(nodes.items()) if divided else [(0, nodes.get(0))]:
-        place = f"/sys/class/drm/{node.render}/device" if divided and node is not None else board.folder
-        renders, cards = (_device_nodes(files, place, kind) for kind in ("renderD", "card"))
-        mib = _partition_mib(node, nodes, whole_mib) if divided and node is not None else whole_mib
+    parts = [
+        (number, node, f"/sys/class/drm/{node.render}/device", _partition_mib(node, nodes, whole_mib))
+        for number, node in sorted(nodes.items())
+    ]
+    for partition, node, folder, mib in parts if divided else [(0, nodes.get(0), board.folder, whole_mib)]:
+        renders, cards = (_device_nodes(files, folder, kind) for kind in ("renderD", "card"))
         if not renders or not 0 < mib <= driver.MOST_MIB:
             which = f"partition {partition} of the GPU" if divided else "the GPU"
             lack = f"the kernel says that it has {mib} MiB of memory" if renders else "it has no render node"
@@ -197,9 +199,8 @@ def _listed(
             "compute_units": node and node.compute_units,
             "unified": False,
         }
-        gpus.append(
-            ListedGpu(board, record, node and node.gpu_id, partition=divided, hive=(node and node.hive) or hive)
-        )
+        hive = (node and node.hive) or board_hive
+        gpus.append(ListedGpu(board, record, node and node.gpu_id, partition=divided, hive=hive))
     return gpus, lacks
 
 

@@ -6,7 +6,7 @@ import _socket
 import errno
 import time
 
-from gpu_device_plugin.hardware.amdgpu.pci_devices import AMDGPU, is_bound
+from gpu_device_plugin.hardware.amdgpu.pci_devices import AMDGPU, DRIVERS_FOLDER
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
@@ -33,6 +33,11 @@ _MOST_BYTES = 1 << 13
 """Bytes of an event: the kernel's own buffer has 2,048 for the variables."""
 PAUSE_S = 1.0
 """How long to wait after events were lost: no busy loop if that goes on."""
+
+
+def is_bound(files: KernelFiles, board: Board) -> bool:
+    """Return whether its driver still has a board."""
+    return bool(files.link(f"{DRIVERS_FOLDER}/{board.driver}/{board.pci}"))
 
 
 def suspended(files: KernelFiles, board: Board) -> bool:
@@ -109,7 +114,7 @@ class Health:
 
     def _board(self, board: Board) -> Record:
         files, folder = self._files, board.folder
-        if not is_bound(files, board.driver, board.pci):
+        if not is_bound(files, board):
             return _lost("has it no more")
         asked = {"recovery_action": self._actions.get(board.pci)}
         if suspended(files, board):

@@ -25,11 +25,6 @@ def bound(files: KernelFiles, driver: str) -> list[str]:
     return [name for name in files.names(f"{DRIVERS_FOLDER}/{driver}") if name.count(":") == 2]
 
 
-def is_bound(files: KernelFiles, driver: str, pci: str) -> bool:
-    """Return whether a driver has this PCI device; it has lost one that is gone."""
-    return bool(files.link(f"{DRIVERS_FOLDER}/{driver}/{pci}"))
-
-
 def has_nvidia(files: KernelFiles) -> bool:
     """Return whether this node has a GPU of NVIDIA's, be its driver loaded or not."""
     return any(

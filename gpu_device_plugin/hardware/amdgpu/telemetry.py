@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 
 from gpu_device_plugin.hardware.amdgpu import health
 from gpu_device_plugin.hardware.amdgpu.kernel_files import number
-from gpu_device_plugin.hardware.amdgpu.pci_devices import AMDGPU, is_bound
+from gpu_device_plugin.hardware.amdgpu.pci_devices import AMDGPU
 from gpu_device_plugin.hardware.driver import MOST_OF_CONDITION
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -83,54 +84,50 @@ class TelemetryReader:
         """Return the condition of each GPU that is there."""
         wanted = frozenset(groups)
         boards = {gpu.board.pci: gpu.board for gpu in gpus}
-        told = {
-            pci: self._board(board, wanted) for pci, board in boards.items() if is_bound(self._files, board.driver, pci)
+        values = {
+            pci: self._board(board, wanted) for pci, board in boards.items() if health.is_bound(self._files, board)
         }
         records, begun = [], set()
         for gpu in gpus:
             pci = gpu.board.pci
-            if pci in told:
+            if pci in values:
                 hidden = () if not gpu.partition else (*_LOAD, *_ONCE) if pci in begun else _LOAD
-                records.append({"uuid": gpu.uuid, **{n: value for n, value in told[pci].items() if n not in hidden}})
+                records.append({"uuid": gpu.uuid, **{n: value for n, value in values[pci].items() if n not in hidden}})
                 begun.add(pci)
         return records
 
     def _board(self, board: Board, groups: frozenset[str]) -> Record:
         if health.suspended(self._files, board):
             return {}
-        told: Record = {}
-        places = self._places(board)
+        values: Record = {}
+        sensors = self._sensors(board)
         for group in _FILES.keys() & groups:
             for field, path, units in _FILES[group]:
-                if told.get(field) is None and (value := self._value(board, path, places)) is not None:
+                value = self._files.number(f"{board.folder}/{path.format_map(sensors)}")
+                if values.get(field) is None and value is not None:
                     # In one recorded tree the energy of a card stands still at 0.
-                    told[field] = None if field == "energy_mj" and not value else round(value / units)
+                    values[field] = None if field == "energy_mj" and not value else round(value / units)
         if "clocks" in groups:
             for name, file in (("sm_clock_max_mhz", "pp_dpm_sclk"), ("memory_clock_max_mhz", "pp_dpm_mclk")):
-                told[name] = highest(self._files.text(f"{board.folder}/{file}")) or told.get(name)
-            told["throttle"] = self._throttle(board)
+                values[name] = highest(self._files.text(f"{board.folder}/{file}")) or values.get(name)
+            values["throttle"] = self._throttle(board)
         if "pcie" in groups:
-            told |= self._link(board)
+            values |= self._link(board)
         if groups & {"nvlink", "memory-errors"}:
-            told |= self._errors(board, groups)
-        possible = {name: value for name, value in told.items() if value is not None}
-        return {name: value for name, value in possible.items() if 0 <= value <= MOST_OF_CONDITION.get(name, 1)}
+            values |= self._errors(board, groups)
+        known = {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in known.items() if 0 <= value <= MOST_OF_CONDITION.get(name, 1)}
 
-    def _places(self, board: Board) -> Mapping[str, str]:
-        """Return the folder of a board's sensors, and their paths without the rest of the file's name."""
-        folder = f"{board.folder}/hwmon/{next(iter(self._files.names(f'{board.folder}/hwmon')), '')}"
-        places = {"hwmon": folder, "fans": folder if board.driver == AMDGPU else ""}
-        for name in self._files.names(folder):
+    def _sensors(self, board: Board) -> Mapping[str, str]:
+        """Return the paths for the braces of `_FILES` in a board's folder; empty where it has no such sensor."""
+        folder = f"hwmon/{next(iter(self._files.names(f'{board.folder}/hwmon')), '')}"
+        sensors = defaultdict(str, hwmon=folder, fans=folder if board.driver == AMDGPU else "")
+        for name in self._files.names(f"{board.folder}/{folder}"):
             sensor = name.removesuffix("_input")
             if sensor != name and (kind := sensor.rstrip("0123456789")) in {"temp", "energy"}:
-                places[f"{kind} {self._files.text(f'{folder}/{sensor}_label')}"] = f"{folder}/{sensor}"
-        return places
-
-    def _value(self, board: Board, path: str, places: Mapping[str, str]) -> int | None:
-        if not path.startswith("{"):
-            return self._files.number(f"{board.folder}/{path}")
-        place, _, rest = path[1:].partition("}")
-        return self._files.number(f"{places[place]}{rest}") if places.get(place) else None
+                label = self._files.text(f"{board.folder}/{folder}/{sensor}_label")
+                sensors[f"{kind} {label}"] = f"{folder}/{sensor}"
+        return sensors
 
     def _link(self, board: Board) -> Record:
         read, folder = self._files.text, board.folder
