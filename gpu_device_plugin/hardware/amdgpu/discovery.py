@@ -200,7 +200,7 @@ def _listed(
             "unified": False,
         }
         hive = (node and node.hive) or board_hive
-        gpus.append(ListedGpu(board, record, node and node.gpu_id, partition=divided, hive=hive))
+        gpus.append(ListedGpu(board, record, node.gpu_id if node else None, partition=divided, hive=hive))
     return gpus, lacks
 
 

@@ -29,8 +29,6 @@ class Drm:
         self._drivers = drivers
         self._gpus: list[discovery.ListedGpu] = []
         self._dmem = dmem.Dmem(f"{root}{dmem.ROOT}")
-        self._boards: dict[str, discovery.Board] = {}
-        """By PCI address."""
         self._health = health.Health(self._files)
         self._telemetry = TelemetryReader(self._files)
         self._processes = Processes(self._files)
@@ -42,7 +40,6 @@ class Drm:
         """List the GPUs; see `Driver.inventory`."""
         found = discovery.find(self._files, self._drivers)
         self._gpus = found.gpus
-        self._boards = {gpu.board.pci: gpu.board for gpu in found.gpus}
         self._events = self._listen and self._listen()
         lacks = self._processes.troubles(found.gpus)
         if self._events is None and self._listen is not None:
@@ -89,7 +86,7 @@ class Drm:
             self._events = self._listen and self._listen()  # it may work later
             return []
         try:
-            heard = self._events.wait(timeout_s, self._boards)
+            heard = self._events.wait(timeout_s, {gpu.board.pci: gpu.board for gpu in self._gpus})
         except OSError:  # some were lost
             time.sleep(min(health.PAUSE_S, timeout_s))
             self._events = self._listen and self._listen()

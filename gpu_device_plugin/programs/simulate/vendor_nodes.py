@@ -119,7 +119,7 @@ def _labelled(labels: Mapping[str, str], key: str) -> int:
 
 
 def _of_amd(node: NodeRecord, offered: int) -> VendorNode:
-    sizes = {int(gib[1]): n for text, n in _by_value(node.labels, "vram") if (gib := _GIB.fullmatch(text))}
+    sizes = {int(size[1]): n for text, n in _by_value(node.labels, "vram") if (size := _GIB.fullmatch(text))}
     if not sizes:
         return _unknown(
             "no label amd.com/gpu.vram says how much memory its GPUs have; deploy AMD's node labeller, or name it in "
@@ -132,7 +132,7 @@ def _of_amd(node: NodeRecord, offered: int) -> VendorNode:
     products = [name.replace("_", " ") for name, _ in _by_value(node.labels, "product-name")]
     model = products[0] if len(products) == 1 else ""
     _, most = known_model(model) or ("", 0)
-    gpus = []
+    gpus: list[ListedGpu] = []
     for gib, number in sorted(sizes.items(), reverse=True):
         # The label is rounded to GiB, and an agent rounds down. What is smaller than its model is a partition of it.
         shares = most if gib - 2 <= most <= gib else ((gib << 10) - _RESERVED_MIB) // SHARE_MIB
