@@ -101,9 +101,9 @@ def find(files: KernelFiles, drivers: list[str]) -> Found:
     unread, troubles = list[str](), list[str]()
     for board in boards:
         try:
-            listed, lacks = _listed(files, board, by_board.get(board.pci, {}), forbidden)
+            listed, unlisted = _listed(files, board, by_board.get(board.pci, {}), forbidden)
             gpus += listed
-            unread += lacks
+            unread += unlisted
         except _LeftOutError as why:
             (troubles if why.for_good else unread).append(f"the GPU at {board.pci} is left out, {why}")
     troubles += _tell_apart(gpus)
@@ -126,13 +126,13 @@ def regions(files: KernelFiles) -> Mapping[str, Mapping[str, int]]:
 
     Only the root of the node's cgroups has the file. A region can be listed twice.
     """
-    found: dict[str, dict[str, int]] = {}
+    by_board: dict[str, dict[str, int]] = {}
     for line in files.text(_CAPACITY).splitlines():
         name, _, size = line.strip().rpartition(" ")
         parts = name.split("/")
         if len(parts) == 3 and parts[0] == "drm" and parts[2].startswith("vram") and (amount := number(size)):
-            found.setdefault(parts[1], {})[name] = amount
-    return found
+            by_board.setdefault(parts[1], {})[name] = amount
+    return by_board
 
 
 def _boards(files: KernelFiles, drivers: list[str]) -> list[Board]:
@@ -170,7 +170,7 @@ def _listed(
         advice = "; run this container privileged" if forbidden else ""
         raise _LeftOutError(f"KFD's topology does not show its partitions (mode {mode}){advice}")
     whole_mib = _whole_mib(files, board, nodes)
-    gpus, lacks = [], []
+    gpus, unread = [], []
     parts = [
         (number, node, f"/sys/class/drm/{node.render}/device", _partition_mib(node, nodes, whole_mib))
         for number, node in sorted(nodes.items())
@@ -180,7 +180,7 @@ def _listed(
         if not renders or not 0 < mib <= driver.MOST_MIB:
             which = f"partition {partition} of the GPU" if divided else "the GPU"
             lack = f"the kernel says that it has {mib} MiB of memory" if renders else "it has no render node"
-            lacks.append(f"{which} at {board.pci} is left out, {lack}")
+            unread.append(f"{which} at {board.pci} is left out, {lack}")
             continue
         control = ["kfd"] if node is not None or (forbidden and board.driver == AMDGPU) else []
         record = {
@@ -201,7 +201,7 @@ def _listed(
         }
         hive = (node and node.hive) or board_hive
         gpus.append(ListedGpu(board, record, node.gpu_id if node else None, partition=divided, hive=hive))
-    return gpus, lacks
+    return gpus, unread
 
 
 def _device_nodes(files: KernelFiles, place: str, kind: str) -> list[str]:
@@ -216,8 +216,8 @@ def _whole_mib(files: KernelFiles, board: Board, nodes: Mapping[int, Node]) -> i
     Raises:
         _LeftOutError: only dmem can tell it, and does not.
     """
-    told = files.number(f"{board.folder}/mem_info_vram_total") or sum(node.memory for node in nodes.values())
-    if not told and board.driver != AMDGPU and not board.regions:
+    size = files.number(f"{board.folder}/mem_info_vram_total") or sum(node.memory for node in nodes.values())
+    if not size and board.driver != AMDGPU and not board.regions:
         lack = "it has no memory of its own: the cgroup controller dmem has no region of it"
         if not files.text(_CAPACITY):
             lack = (
@@ -225,7 +225,7 @@ def _whole_mib(files: KernelFiles, board: Board, nodes: Mapping[int, Node]) -> i
                 "the node's /sys/fs/cgroup in this container"
             )
         raise _LeftOutError(lack, for_good=True)
-    return (told or sum(board.regions.values())) // MIB
+    return (size or sum(board.regions.values())) // MIB
 
 
 def _partition_mib(node: Node, nodes: Mapping[int, Node], whole_mib: int) -> int:
@@ -276,7 +276,7 @@ def _tell_apart(gpus: list[ListedGpu]) -> list[str]:
     boards: dict[str, set[str]] = {}
     for gpu in gpus:
         boards.setdefault(gpu.uuid, set()).add(gpu.board.pci)
-    alike = {pci for found in boards.values() if len(found) > 1 for pci in found}
+    alike = {pci for pcis in boards.values() if len(pcis) > 1 for pci in pcis}
     for gpu in gpus:
         if gpu.board.pci in alike:
             _, dash, partition = gpu.uuid.partition("-p")

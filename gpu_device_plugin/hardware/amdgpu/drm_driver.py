@@ -67,13 +67,13 @@ class Drm:
 
     def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:
         """Read the memory limits of cgroups; see `Driver.limits`."""
-        found = self._regions()
-        return [self._dmem.limit(found[uuid], uuid, path) for uuid, path in wanted if uuid in found]
+        regions = self._regions()
+        return [self._dmem.limit(regions[uuid], uuid, path) for uuid, path in wanted if uuid in regions]
 
     def set_limits(self, wanted: list[tuple[str, str, int | None, int]]) -> list[Record]:
         """Set the memory limits of cgroups; see `Driver.set_limits`."""
-        found = self._regions()
-        return [self._dmem.set_limit(found[each[0]], each) for each in wanted if each[0] in found]
+        regions = self._regions()
+        return [self._dmem.set_limit(regions[each[0]], each) for each in wanted if each[0] in regions]
 
     def _regions(self) -> Mapping[str, Mapping[str, int]]:
         """Return the regions of each GPU: none of a partition, as the controller counts boards."""
@@ -95,8 +95,8 @@ class Drm:
             return []
         board, event = heard
         gpus = [gpu for gpu in self._gpus if gpu.board is board]
-        told = self._health.take(board, event)
-        return [{"uuid": gpu.uuid, **record} for record in told for gpu in gpus] + self._readings(gpus)
+        losses = self._health.take(board, event)
+        return [{"uuid": gpu.uuid, **loss} for loss in losses for gpu in gpus] + self._readings(gpus)
 
     def _readings(self, gpus: list[discovery.ListedGpu]) -> list[Record]:
         counts = self._processes.count(gpus)

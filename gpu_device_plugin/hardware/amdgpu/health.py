@@ -80,8 +80,8 @@ def used_bytes(files: KernelFiles, gpu: ListedGpu) -> int | None:
     if not files.text(f"{cgroups}/dmem.capacity"):  # only the root has it, and only its counts are those of all
         return None
     current = files.pairs(f"{cgroups}/dmem.current")
-    told = [current[region] for region in gpu.board.regions if region in current]
-    return sum(told) if told else None
+    sizes = [current[region] for region in gpu.board.regions if region in current]
+    return sum(sizes) if sizes else None
 
 
 class Health:
@@ -147,8 +147,8 @@ def parse(message: bytes) -> Mapping[str, str]:
     """Return the variables of a kernel's event; none if the message is not of that form."""
     first, *rest = message.split(b"\0")
     pairs = (part.decode("utf-8", "replace").partition("=") for part in rest)
-    found = {key: value for key, separator, value in pairs if separator}
-    return found if first == f"{found.get('ACTION')}@{found.get('DEVPATH')}".encode() else {}
+    variables = {key: value for key, separator, value in pairs if separator}
+    return variables if first == f"{variables.get('ACTION')}@{variables.get('DEVPATH')}".encode() else {}
 
 
 def concerned(event: Mapping[str, str], boards: Mapping[str, Board]) -> Board | None:

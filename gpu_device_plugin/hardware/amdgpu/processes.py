@@ -76,22 +76,22 @@ class Processes:
         of_drm = self._of_drm(gpus) if self.sees_all else {}
         records = []
         for gpu in gpus:
-            known, drawn = of_kfd.get(gpu.uuid), of_drm.get(gpu.uuid, {})
-            told = None
-            if known is not None or self.sees_all:
-                known = known or {}
-                amounts = {pid: max(used, drawn.get(pid, 0)) for pid, used in {**drawn, **known}.items()}
+            by_kfd, by_drm = of_kfd.get(gpu.uuid), of_drm.get(gpu.uuid, {})
+            processes = None
+            if by_kfd is not None or self.sees_all:
+                by_kfd = by_kfd or {}
+                amounts = {pid: max(used, by_drm.get(pid, 0)) for pid, used in {**by_drm, **by_kfd}.items()}
                 if self.sees_all and self._initial and not amounts:
                     self._learn_own(gpu)
-                told = [
+                processes = [
                     {
                         "pid": pid,
                         "used_mib": min(amounts[pid] // MIB, MOST_MIB),
-                        "sm_percent": self._occupied(gpu, pid) if utilisation and pid in known else None,
+                        "sm_percent": self._occupied(gpu, pid) if utilisation and pid in by_kfd else None,
                     }
                     for pid in sorted(amounts)[:MOST_PROCESSES]
                 ]
-            records.append({"uuid": gpu.uuid, "processes": told, "used_mib": self.used_mib(gpu)})
+            records.append({"uuid": gpu.uuid, "processes": processes, "used_mib": self.used_mib(gpu)})
         return records
 
     def _learn_own(self, gpu: ListedGpu) -> None:
@@ -105,13 +105,13 @@ class Processes:
         if "proc" not in self._files.names("/sys/class/kfd/kfd"):
             return {}
         numbers = {gpu.uuid: gpu.gpu_id for gpu in gpus if gpu.gpu_id is not None}
-        found: dict[str, dict[int, int]] = {uuid: {} for uuid in numbers}
+        used: dict[str, dict[int, int]] = {uuid: {} for uuid in numbers}
         for pid in filter(str.isdecimal, self._files.names(_KFD_PROCESSES)):
             for uuid, gpu_id in numbers.items():
                 # A process has a file for each GPU that it may open.
-                if (used := self._files.number(f"{_KFD_PROCESSES}/{pid}/vram_{gpu_id}") or 0) > 0:
-                    found[uuid][int(pid)] = used
-        return found
+                if (size := self._files.number(f"{_KFD_PROCESSES}/{pid}/vram_{gpu_id}") or 0) > 0:
+                    used[uuid][int(pid)] = size
+        return used
 
     def _occupied(self, gpu: ListedGpu, pid: int) -> int | None:
         """Return how much of a GPU's compute units a process of ROCm occupies now, in percent; None: not told.
@@ -129,19 +129,19 @@ class Processes:
         """
         nodes = {path.rpartition("/")[2]: gpu for gpu in gpus for path in gpu.record["device_paths"]}
         whole = {gpu.board.pci: gpu for gpu in gpus if not gpu.partition}
-        found: dict[str, dict[int, int]] = {}
+        used: dict[str, dict[int, int]] = {}
         seen = set()
-        for pid, node, told in self._clients():
+        for pid, node, fdinfo in self._clients():
             # A partition's files name its board; only their node tells it.
-            gpu = whole.get(told.get("drm-pdev", "")) or nodes.get(node)
-            client = told.get("drm-pdev", ""), told.get("drm-client-id", "")
+            gpu = whole.get(fdinfo.get("drm-pdev", "")) or nodes.get(node)
+            client = fdinfo.get("drm-pdev", ""), fdinfo.get("drm-client-id", "")
             if gpu is None or gpu.board.pci != client[0] or client in seen:
                 continue
             seen.add(client)
-            if amount := vram(told):
-                of_gpu = found.setdefault(gpu.uuid, {})
+            if amount := vram(fdinfo):
+                of_gpu = used.setdefault(gpu.uuid, {})
                 of_gpu[pid] = of_gpu.get(pid, 0) + amount
-        return found
+        return used
 
     def _clients(self) -> Iterator[tuple[int, str, Mapping[str, str]]]:
         """Yield process, name of the device node and fdinfo of each open file of a GPU."""
@@ -154,12 +154,12 @@ class Processes:
                 self._without[process] = readings
                 continue
             folder = f"/proc/{process}"
-            found = False
+            has_gpu = False
             for fd in files.names(f"{folder}/fd"):
                 if (node := files.link(f"{folder}/fd/{fd}").rpartition("/")[2]).startswith(_NODES):
-                    found = True
+                    has_gpu = True
                     yield pid, node, fields(files.text(f"{folder}/fdinfo/{fd}"))
-            if not found:
+            if not has_gpu:
                 self._without[process] = readings + 1
 
 
@@ -169,10 +169,10 @@ def fields(text: str) -> Mapping[str, str]:
     return {key: value.strip() for key, separator, value in lines if separator}
 
 
-def vram(told: Mapping[str, str]) -> int:
+def vram(fdinfo: Mapping[str, str]) -> int:
     """Return the bytes of the GPU's own memory that a client uses, in all regions of it (``vram0``, ``vram1``)."""
     for kind in _AMOUNTS:
-        regions = [value for key, value in told.items() if key.rstrip(_DIGITS) == kind]
+        regions = [value for key, value in fdinfo.items() if key.rstrip(_DIGITS) == kind]
         if regions:
             return sum(map(_amount, regions))
     return 0

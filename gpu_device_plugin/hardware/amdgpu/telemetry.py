@@ -173,9 +173,9 @@ def highest(levels: str) -> int | None:
     return max((number(clock) or 0 for clock in clocks), default=0) or None
 
 
-def link(told: str) -> tuple[int, int]:
+def link(level: str) -> tuple[int, int]:
     """Return generation and width of a link: ``1: 16.0GT/s, x16 619Mhz *``, ``2.5 GT/s PCIe, x1``; 0: not told."""
-    speed, _, rest = told.rpartition(": ")[2].partition(",")
+    speed, _, rest = level.rpartition(": ")[2].partition(",")
     lanes = number(rest.strip().partition(" ")[0].removeprefix("x"))
     return _GENERATIONS.get(speed.partition("GT/s")[0].strip().removesuffix(".0"), 0), lanes or 0
 
@@ -191,5 +191,5 @@ def throttle(metrics: bytes) -> int | None:
 def residencies(metrics: bytes) -> Sequence[int] | None:
     """Return how long each of `_RESIDENCIES` has throttled, in versions 1.6 to 1.8 of gpu_metrics; None: not told."""
     at = _RESIDENCIES_AT.get(metrics[2:4])
-    told = () if at is None or len(metrics) < at + 20 else struct.unpack_from("<5I", metrics, at)
-    return told if told and told != (0xFFFFFFFF,) * 5 else None
+    times = () if at is None or len(metrics) < at + 20 else struct.unpack_from("<5I", metrics, at)
+    return times if times and times != (0xFFFFFFFF,) * 5 else None
