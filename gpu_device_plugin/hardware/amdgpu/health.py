@@ -45,19 +45,21 @@ def suspended(files: KernelFiles, board: Board) -> bool:
     return files.text(f"{board.folder}/power/runtime_status") in _ASLEEP
 
 
-class Errors:
-    """The errors that the blocks of a board with RAS have counted. None: it has none, or they cannot be read now."""
+def errors(files: KernelFiles, board: Board) -> Record:
+    """Return the errors that the blocks of a board with RAS have counted, as fields of `model.telemetry.GpuTelemetry`.
 
-    def __init__(self, files: KernelFiles, board: Board) -> None:
-        """Read them. Not ``xgmi_error``: a read would clear it."""
-        folder = f"{board.folder}/ras"
-        blocks = {name: files.pairs(f"{folder}/{name}") for name in files.names(folder) if name.endswith(_BLOCK)}
-        if not all("ue:" in each for each in blocks.values()):
-            blocks = {}  # during a reset a sentence is in place of the counts, which are not 0
-        links = blocks.pop(f"xgmi_wafl{_BLOCK}", None)
-        self.of_links = None if links is None else links["ue:"] + links.get("ce:", 0)
-        self.uncorrected = sum(each["ue:"] for each in blocks.values()) if blocks else None
-        self.corrected = sum(each.get("ce:", 0) for each in blocks.values()) if blocks else None
+    None: it has no such block, or they cannot be read now. Not ``xgmi_error``: a read would clear it.
+    """
+    folder = f"{board.folder}/ras"
+    blocks = {name: files.pairs(f"{folder}/{name}") for name in files.names(folder) if name.endswith(_BLOCK)}
+    if not all("ue:" in counts for counts in blocks.values()):
+        blocks = {}  # during a reset a sentence is in place of the counts, which are not 0
+    links = blocks.pop(f"xgmi_wafl{_BLOCK}", None)
+    return {
+        "nvlink_errors": None if links is None else links["ue:"] + links.get("ce:", 0),
+        "ecc_corrected": sum(counts.get("ce:", 0) for counts in blocks.values()) if blocks else None,
+        "ecc_uncorrected": sum(counts["ue:"] for counts in blocks.values()) if blocks else None,
+    }
 
 
 def bad_pages(files: KernelFiles, board: Board) -> Mapping[str, int] | None:
@@ -133,7 +135,7 @@ class Health:
         pages = bad_pages(files, board)
         return {
             **asked,
-            "ecc_uncorrected": Errors(files, board).uncorrected,
+            "ecc_uncorrected": errors(files, board)["ecc_uncorrected"],
             "remap_pending": None if pages is None else pages["P"] > 0,
             "remap_failed": None if pages is None else pages["F"] > 0,
         }

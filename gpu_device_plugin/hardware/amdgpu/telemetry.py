@@ -144,13 +144,14 @@ class TelemetryReader:
         }
 
     def _errors(self, board: Board, groups: frozenset[str]) -> Record:
-        errors = health.Errors(self._files, board)
-        record: Record = {"nvlink_errors": errors.of_links} if "nvlink" in groups else {}
+        errors = health.errors(self._files, board)
+        links = {"nvlink_errors": errors.pop("nvlink_errors")}
+        record: Record = links if "nvlink" in groups else {}
         if "memory-errors" in groups:
-            record |= {"ecc_corrected": errors.corrected, "ecc_uncorrected": errors.uncorrected}
-            if (pages := health.bad_pages(self._files, board)) is not None:
-                record |= {"retired_pages": pages["R"], "repair_pending": pages["P"] > 0}
-                record["repair_failed"] = pages["F"] > 0
+            record |= errors
+            if pages := health.bad_pages(self._files, board):
+                failed = pages["F"] > 0
+                record |= {"retired_pages": pages["R"], "repair_pending": pages["P"] > 0, "repair_failed": failed}
         return record
 
     def _throttle(self, board: Board) -> int | None:

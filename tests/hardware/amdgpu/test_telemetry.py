@@ -181,6 +181,16 @@ def test_memory_errors_leave_out_those_of_the_links(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("group", "fields"), [("nvlink", {"nvlink_errors"}), ("memory-errors", {"ecc_corrected", "ecc_uncorrected"})]
+)
+def test_errors_are_told_by_the_group_that_is_asked_for(group: str, fields: set[str], tmp_path: Path) -> None:
+    (pci,) = mi300x(tmp_path)
+    files = {"ras/umc_err_count": "ue: 2\nce: 40", "ras/xgmi_wafl_err_count": "ue: 1\nce: 5"}
+    (told,) = opened(tmp_path, pci, files).condition([group])
+    assert told.keys() == {"uuid", *fields}
+
+
 def test_partitions_share_what_is_their_boards_and_only_the_first_tells_its_power(tmp_path: Path) -> None:
     (pci,) = mi300x(tmp_path, partitions=4)
     told = opened(tmp_path, pci, {**SENSORS, "gpu_busy_percent": 90}).condition(["thermal", "power", "load"])
