@@ -28,16 +28,14 @@ TEXTS: Mapping[str, str] = {
     "hardware/driver.py": "the names of the sources of GPUs",
     "settings/forms.py": "the same, for a setting",
     "settings/node.py": "what the setting means, as users read it",
-    "hardware/fake/description.py": "fake GPUs have the driver of their model",
-    "hardware/fake/fake_telemetry.py": "and what that driver tells",
-    "hardware/fake/gpu_models.py": "the names of models",
+    "hardware/fake/fake_telemetry.py": "fake GPUs tell what the driver of their model tells",
+    "hardware/fake/gpu_models.py": "the names of models, and their drivers",
     "model/gpus.py": "the names of models: tables show them without the maker",
     "features/conflicts/report.py": "the resources of other device plugins, to be found beside ours",
     "features/conflicts/rules.py": "the names and signs of other device plugins and DRA drivers",
     "programs/doctor/rules/container_checks.py": "the advice of checks",
     "programs/simulate/entries.py": "the names of models",
-    "programs/simulate/misread.py": "resources and labels of other plugins",
-    "programs/simulate/vendor_nodes.py": "the same",
+    "programs/simulate/vendor_nodes.py": "resources and labels of other plugins",
 }
 """The modules that have such a word in a string that the program uses, and why."""
 

@@ -61,7 +61,7 @@ def open_driver(source: str, origin_s: float = 0.0, since_s: float = -1.0, root:
     makers = pci_devices.makers(files)
     found = pci_devices.drivers_in_use(files) if source == driver.AUTO else [source]
     if not found and pci_devices.AMD in makers and pci_devices.NVIDIA not in makers:
-        found = [*pci_devices.DRIVERS[:1]]  # it is not loaded, and its error says so
+        found = [pci_devices.AMDGPU]  # it is not loaded, and its error says so
     if not found:
         return _open_nvml()
     from gpu_device_plugin.hardware.amdgpu.drm_driver import Drm  # noqa: PLC0415

@@ -74,8 +74,7 @@ class NodeAgent(NodeContext):
         if (api_server := reach_api(settings)) is not None:
             from gpu_device_plugin.node.node_cluster import NodeCluster  # noqa: PLC0415 - see node_api.reach_api
 
-            self.cluster = NodeCluster(api_server, settings, config, self.state, self.metrics)
-            self.cluster.published.dev = dev
+            self.cluster = NodeCluster(api_server, settings, config, self.state, self.metrics, dev=dev)
         self.api = api = self.cluster or NodeApi()
         self.reports = Reports(self.state, self.metrics, api)
         try:

@@ -28,6 +28,8 @@ from gpu_device_plugin.node.rules.node import assigned_shares
 from gpu_device_plugin.node.waiting_pods import WaitingPods
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gpu_device_plugin.kubernetes.client.config import ClusterConfig
     from gpu_device_plugin.kubernetes.writers.evictions import Eviction
     from gpu_device_plugin.model.allocations import Allocation
@@ -52,6 +54,8 @@ class NodeCluster(NodeApi):
         config: Observable[NodeConfig],
         state: NodeState,
         metrics: m.Metrics,
+        *,
+        dev: Path,
     ) -> None:
         """Prepare to publish `config` through `server`; nothing is sent before `run`."""
         super().__init__()
@@ -71,7 +75,7 @@ class NodeCluster(NodeApi):
         self._self = OwnNode(self.client, settings.node_name)
         self.cleanup = Cleanup(self.client, self._self, settings.names)
         self.published: NodePublisher = NodePublisher(
-            self._self, settings, config, state, lambda why: self.event("NodeConditionForbidden", why, "Observe")
+            self._self, settings, config, state, lambda why: self.event("NodeConditionForbidden", why, "Observe"), dev
         )
         self.users: Observable[frozenset[str]] = Observable(frozenset())
         """UIDs of the pods that request devices and have not ended."""

@@ -29,7 +29,7 @@ from gpu_device_plugin.model.contract.nodelabels import (
 )
 from gpu_device_plugin.model.gpus import Inventory
 from gpu_device_plugin.model.shares import TooManySharesError
-from gpu_device_plugin.node.rules.container_grants import gpu_nodes
+from gpu_device_plugin.node.rules.container_grants import closed, gpu_nodes
 from gpu_device_plugin.node.rules.positions import listed_before
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_OPEN = 0o006
-"""The mode of a device node that every user may use."""
 _LOOK_S = 0.5
 """Seconds between two checks whether a node that is cleaned up still shows our resources."""
 
@@ -62,6 +60,8 @@ class NodePublisher:
     _state: NodeState
     _forbidden: Callable[[str], None]
     """See `OwnNode.keep_condition`."""
+    _dev: Path
+    """The directory of the device nodes."""
 
     def __post_init__(self) -> None:
         self.linger_s = 1.0
@@ -79,8 +79,6 @@ class NodePublisher:
         self._before: tuple[Gpu, ...] = ()
         """The GPUs that our node's annotation listed when we first read it."""
         self._notes: Observable[NodeMetadata] = Observable(NodeMetadata())
-        self.dev = Path("/dev")
-        """The directory of the device nodes."""
         self._more: Mapping[str, str | None] = {}
         """The annotations of features. One that is not known yet stays as an earlier agent wrote it."""
 
@@ -191,8 +189,8 @@ class NodePublisher:
         for gpu in (shared.gpu for shared in shares.gpus):
             for path in gpu_nodes([gpu], delivery):
                 with contextlib.suppress(OSError):  # a container that is not privileged does not see it
-                    status = (self.dev / path.removeprefix("/dev/")).stat()
-                    if status.st_mode & _OPEN != _OPEN:
+                    status = (self._dev / path.removeprefix("/dev/")).stat()
+                    if closed(status.st_mode):
                         found.setdefault(gpu.uuid, set()).add(status.st_gid)
         return {uuid: tuple(sorted(groups)) for uuid, groups in found.items()}
 

@@ -13,6 +13,7 @@ import pytest
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.child import open_driver, serve
 from gpu_device_plugin.hardware.driver import HardwareError
+from gpu_device_plugin.settings import forms
 from tests.hardware.amdgpu import trees
 from tests.patience import stretched
 
@@ -92,6 +93,11 @@ def test_it_answers_each_kind_of_request_in_their_order() -> None:
         {"answer": {"probes": [{"uuid": "GPU-a"}]}},
         {"use": [{"uuid": "GPU-a", "processes": None, "used_mib": 2}]},
     ]
+
+
+def test_the_setting_names_the_drivers_that_there_are() -> None:
+    """Settings and hardware do not import each other."""
+    assert forms.DRIVERS == driver.DRIVERS
 
 
 def test_it_ends_with_its_input() -> None:

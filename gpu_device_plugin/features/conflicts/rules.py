@@ -27,6 +27,7 @@ class Other:
 
 
 _OFF = "keep its DaemonSet off the node"
+_OFF_BY_OPERATOR = f"where AMD's GPU Operator deploys it, set {{}}: false in its DeviceConfig; else {_OFF}"
 
 OTHERS = (
     Other(
@@ -76,16 +77,14 @@ OTHERS = (
     Other("the AWS virtual GPU device plugin", _OFF, resources=("k8s.amazonaws.com/vgpu",)),
     Other(
         "AMD's device plugin, or one derived from it,",
-        "where AMD's GPU Operator deploys it, set devicePlugin.enableDevicePlugin: false in its DeviceConfig; else "
-        "keep its DaemonSet off the node",
+        _OFF_BY_OPERATOR.format("devicePlugin.enableDevicePlugin"),
         plugin_sockets=("amd.com_*",),
         resources=("amd.com/gpu", "amd.com/?px_nps?"),
         driver="amdgpu",
     ),
     Other(
         "AMD's DRA driver for GPUs",
-        "where AMD's GPU Operator deploys it, set draDriver.enable: false in its DeviceConfig; else keep its DaemonSet "
-        "off the node",
+        _OFF_BY_OPERATOR.format("draDriver.enable"),
         driver_sockets=("gpu.amd.com*-reg.sock",),
         driver="amdgpu",
     ),

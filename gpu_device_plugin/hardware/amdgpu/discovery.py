@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.amdgpu import pci_devices, topology
-from gpu_device_plugin.hardware.amdgpu.kernel_files import number
-from gpu_device_plugin.hardware.amdgpu.pci_devices import DEVICES, DRIVERS_FOLDER
+from gpu_device_plugin.hardware.amdgpu.kernel_files import MIB, number
+from gpu_device_plugin.hardware.amdgpu.pci_devices import AMDGPU, DEVICES, DRIVERS_FOLDER, XE
 from gpu_device_plugin.hardware.driver import HardwareError
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -16,15 +16,13 @@ if TYPE_CHECKING:
     from gpu_device_plugin.hardware.amdgpu.topology import Node
     from gpu_device_plugin.hardware.driver import Record
 
-AMDGPU = "amdgpu"
 MOST_GPUS = 128
 """As in model.gpus, whose module imports dataclasses."""
 _MOST_NUMA_NODES = 1 << 12
-_MIB = 1 << 20
 _CAPACITY = "/sys/fs/cgroup/dmem.capacity"
 _MODELS = "/usr/share/libdrm/amdgpu.ids"
 """Models by device and revision, as libdrm brings them."""
-_MAKERS = {AMDGPU: "AMD", "xe": "Intel"}
+_MAKERS = {AMDGPU: "AMD", XE: "Intel"}
 _LONGEST_NAME = 64
 _ALL_ONES = (1 << 64) - 1
 _DIVIDED = ("DPX", "TPX", "QPX", "CPX")
@@ -54,15 +52,11 @@ class Board:
 class ListedGpu:
     """A GPU that is listed: all of a board, or a partition of one."""
 
-    def __init__(
-        self, board: Board, record: Record, render: str, gpu_id: int | None, *, partition: bool, hive: int = 0
-    ) -> None:
+    def __init__(self, board: Board, record: Record, gpu_id: int | None, *, partition: bool, hive: int = 0) -> None:
         """Take its board and how it is listed."""
         self.board = board
         self.record = record
         """Its `model.gpus.Gpu`."""
-        self.render = render
-        """The name of its render node, such as ``renderD128``."""
         self.gpu_id = gpu_id
         """Its number in KFD's files; None: KFD does not know it, or may not be read."""
         self.partition = partition
@@ -110,9 +104,9 @@ def find(files: KernelFiles, drivers: list[str]) -> Found:
     unread, troubles = list[str](), list[str]()
     for board in boards:
         try:
-            listed, lacks = _listed(files, board, by_board.get(board.pci, {}), forbidden)
+            listed, unlisted = _listed(files, board, by_board.get(board.pci, {}), forbidden)
             gpus += listed
-            unread += lacks
+            unread += unlisted
         except _LeftOutError as why:
             (troubles if why.for_good else unread).append(f"the GPU at {board.pci} is left out, {why}")
     troubles += _tell_apart(gpus)
@@ -135,13 +129,13 @@ def regions(files: KernelFiles) -> Mapping[str, Mapping[str, int]]:
 
     Only the root of the node's cgroups has the file. A region can be listed twice.
     """
-    found: dict[str, dict[str, int]] = {}
+    by_board: dict[str, dict[str, int]] = {}
     for line in files.text(_CAPACITY).splitlines():
         name, _, size = line.strip().rpartition(" ")
         parts = name.split("/")
         if len(parts) == 3 and parts[0] == "drm" and parts[2].startswith("vram") and (amount := number(size)):
-            found.setdefault(parts[1], {})[name] = amount
-    return found
+            by_board.setdefault(parts[1], {})[name] = amount
+    return by_board
 
 
 def _boards(files: KernelFiles, drivers: list[str]) -> list[Board]:
@@ -174,21 +168,23 @@ def _listed(
     board.nodes = files.names(f"{board.folder}/drm")
     mode = board.mode = pci_devices.mode(files, board.pci)
     numa = files.number(f"{board.folder}/numa_node")
-    hive = files.number(f"{board.folder}/xgmi_hive_info/xgmi_hive_id") or 0
+    board_hive = files.number(f"{board.folder}/xgmi_hive_info/xgmi_hive_id") or 0
     divided = len(nodes) > 1 or mode in _DIVIDED
     if divided and (not nodes or mode == "SPX"):
         advice = "; run this container privileged" if forbidden else ""
         raise _LeftOutError(f"KFD's topology does not show its partitions (mode {mode}){advice}")
     whole_mib = _whole_mib(files, board, nodes)
-    gpus, lacks = [], []
-    for partition, node in sorted(nodes.items()) if divided else [(0, nodes.get(0))]:
-        place = f"/sys/class/drm/{node.render}/device" if divided and node is not None else board.folder
-        renders, cards = (_device_nodes(files, place, kind) for kind in ("renderD", "card"))
-        mib = _partition_mib(node, nodes, whole_mib) if divided and node is not None else whole_mib
+    gpus, unread = [], []
+    parts = [
+        (number, node, f"/sys/class/drm/{node.render}/device", _partition_mib(node, nodes, whole_mib))
+        for number, node in sorted(nodes.items())
+    ]
+    for partition, node, folder, mib in parts if divided else [(0, nodes.get(0), board.folder, whole_mib)]:
+        renders, cards = (_device_nodes(files, folder, kind) for kind in ("renderD", "card"))
         if not renders or not 0 < mib <= driver.MOST_MIB:
             which = f"partition {partition} of the GPU" if divided else "the GPU"
             lack = f"the kernel says that it has {mib} MiB of memory" if renders else "it has no render node"
-            lacks.append(f"{which} at {board.pci} is left out, {lack}")
+            unread.append(f"{which} at {board.pci} is left out, {lack}")
             continue
         control = ["kfd"] if node is not None or (forbidden and board.driver == AMDGPU) else []
         record = {
@@ -207,9 +203,9 @@ def _listed(
             "compute_units": node and node.compute_units,
             "unified": False,
         }
-        render, gpu_id = renders[0].removeprefix("dri/"), None if node is None else node.gpu_id
-        gpus.append(ListedGpu(board, record, render, gpu_id, partition=divided, hive=(node and node.hive) or hive))
-    return gpus, lacks
+        hive = (node and node.hive) or board_hive
+        gpus.append(ListedGpu(board, record, node.gpu_id if node else None, partition=divided, hive=hive))
+    return gpus, unread
 
 
 def _device_nodes(files: KernelFiles, place: str, kind: str) -> list[str]:
@@ -224,8 +220,8 @@ def _whole_mib(files: KernelFiles, board: Board, nodes: Mapping[int, Node]) -> i
     Raises:
         _LeftOutError: only dmem can tell it, and does not.
     """
-    told = files.number(f"{board.folder}/mem_info_vram_total") or sum(node.memory for node in nodes.values())
-    if not told and board.driver != AMDGPU and not board.regions:
+    size = files.number(f"{board.folder}/mem_info_vram_total") or sum(node.memory for node in nodes.values())
+    if not size and board.driver != AMDGPU and not board.regions:
         lack = "it has no memory of its own: the cgroup controller dmem has no region of it"
         if not files.text(_CAPACITY):
             lack = (
@@ -233,13 +229,13 @@ def _whole_mib(files: KernelFiles, board: Board, nodes: Mapping[int, Node]) -> i
                 "the node's /sys/fs/cgroup in this container"
             )
         raise _LeftOutError(lack, for_good=True)
-    return (told or sum(board.regions.values())) // _MIB
+    return (size or sum(board.regions.values())) // MIB
 
 
 def _partition_mib(node: Node, nodes: Mapping[int, Node], whole_mib: int) -> int:
     """Return the memory of a partition: what KFD says, unless all of them together had more than their board."""
-    excess = sum(each.memory for each in nodes.values()) // _MIB > whole_mib > 0
-    return whole_mib // len(nodes) if excess else node.memory // _MIB
+    excess = sum(each.memory for each in nodes.values()) // MIB > whole_mib > 0
+    return whole_mib // len(nodes) if excess else node.memory // MIB
 
 
 def _is_apu(files: KernelFiles, board: Board) -> bool:
@@ -284,7 +280,7 @@ def _tell_apart(gpus: list[ListedGpu]) -> list[str]:
     boards: dict[str, set[str]] = {}
     for gpu in gpus:
         boards.setdefault(gpu.uuid, set()).add(gpu.board.pci)
-    alike = {pci for found in boards.values() if len(found) > 1 for pci in found}
+    alike = {pci for pcis in boards.values() if len(pcis) > 1 for pci in pcis}
     for gpu in gpus:
         if gpu.board.pci in alike:
             _, dash, partition = gpu.uuid.partition("-p")

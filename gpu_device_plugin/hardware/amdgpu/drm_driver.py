@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from gpu_device_plugin.hardware import driver
-from gpu_device_plugin.hardware.amdgpu import discovery, dmem, health
+from gpu_device_plugin.hardware.amdgpu import discovery, dmem, health, pci_devices, topology
 from gpu_device_plugin.hardware.amdgpu.gpu_links import links
 from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
-from gpu_device_plugin.hardware.amdgpu.processes import Processes
+from gpu_device_plugin.hardware.amdgpu.processes import Processes, traces
 from gpu_device_plugin.hardware.amdgpu.telemetry import TelemetryReader
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpu_device_plugin.hardware.driver import Record
-
 
 _LONGEST_VERSION = 64
 
@@ -30,8 +29,6 @@ class Drm:
         self._drivers = drivers
         self._gpus: list[discovery.ListedGpu] = []
         self._dmem = dmem.Dmem(f"{root}{dmem.ROOT}")
-        self._boards: dict[str, discovery.Board] = {}
-        """By PCI address."""
         self._health = health.Health(self._files)
         self._telemetry = TelemetryReader(self._files)
         self._processes = Processes(self._files)
@@ -43,7 +40,6 @@ class Drm:
         """List the GPUs; see `Driver.inventory`."""
         found = discovery.find(self._files, self._drivers)
         self._gpus = found.gpus
-        self._boards = {gpu.board.pci: gpu.board for gpu in found.gpus}
         self._events = self._listen and self._listen()
         lacks = self._processes.troubles(found.gpus)
         if self._events is None and self._listen is not None:
@@ -71,13 +67,13 @@ class Drm:
 
     def limits(self, wanted: list[tuple[str, str]]) -> list[Record]:
         """Read the memory limits of cgroups; see `Driver.limits`."""
-        found = self._regions()
-        return [self._dmem.limit(found[uuid], uuid, path) for uuid, path in wanted if uuid in found]
+        regions = self._regions()
+        return [self._dmem.limit(regions[uuid], uuid, path) for uuid, path in wanted if uuid in regions]
 
     def set_limits(self, wanted: list[tuple[str, str, int | None, int]]) -> list[Record]:
         """Set the memory limits of cgroups; see `Driver.set_limits`."""
-        found = self._regions()
-        return [self._dmem.set_limit(found[each[0]], each) for each in wanted if each[0] in found]
+        regions = self._regions()
+        return [self._dmem.set_limit(regions[each[0]], each) for each in wanted if each[0] in regions]
 
     def _regions(self) -> Mapping[str, Mapping[str, int]]:
         """Return the regions of each GPU: none of a partition, as the controller counts boards."""
@@ -90,7 +86,7 @@ class Drm:
             self._events = self._listen and self._listen()  # it may work later
             return []
         try:
-            heard = self._events.wait(timeout_s, self._boards)
+            heard = self._events.wait(timeout_s, {gpu.board.pci: gpu.board for gpu in self._gpus})
         except OSError:  # some were lost
             time.sleep(min(health.PAUSE_S, timeout_s))
             self._events = self._listen and self._listen()
@@ -99,8 +95,8 @@ class Drm:
             return []
         board, event = heard
         gpus = [gpu for gpu in self._gpus if gpu.board is board]
-        told = self._health.take(board, event)
-        return [{"uuid": gpu.uuid, **record} for record in told for gpu in gpus] + self._readings(gpus)
+        losses = self._health.take(board, event)
+        return [{"uuid": gpu.uuid, **loss} for loss in losses for gpu in gpus] + self._readings(gpus)
 
     def _readings(self, gpus: list[discovery.ListedGpu]) -> list[Record]:
         counts = self._processes.count(gpus)
@@ -115,3 +111,11 @@ class Drm:
         own = self._files.text(f"/sys/module/{self._drivers[0]}/version")
         version = own or self._files.text("/proc/sys/kernel/osrelease")
         return version[:_LONGEST_VERSION] or None
+
+
+def node_facts(root: str = "") -> tuple[str, bool, bool, bool]:
+    """Return the fields of the doctor's `KernelSeen`, in their order, by the kernel's files below `root`."""
+    files = KernelFiles(root)
+    _, forbidden = topology.read(files)
+    alone = bool(pci_devices.drivers_in_use(files)) and pci_devices.NVIDIA not in pci_devices.makers(files)
+    return files.text("/proc/sys/kernel/osrelease")[:_LONGEST_VERSION], forbidden > 0, traces(files), alone

@@ -7,10 +7,11 @@ import errno
 import time
 
 from gpu_device_plugin.hardware.amdgpu import pci_devices
+from gpu_device_plugin.hardware.amdgpu.pci_devices import AMDGPU, DRIVERS_FOLDER
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.hardware.amdgpu.discovery import Board, ListedGpu
     from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
@@ -35,24 +36,31 @@ PAUSE_S = 1.0
 """How long to wait after events were lost: no busy loop if that goes on."""
 
 
+def is_bound(files: KernelFiles, board: Board) -> bool:
+    """Return whether its driver still has a board."""
+    return bool(files.link(f"{DRIVERS_FOLDER}/{board.driver}/{board.pci}"))
+
+
 def suspended(files: KernelFiles, board: Board) -> bool:
     """Return whether the kernel has put a board to sleep: to read more would wake it, or answers EPERM."""
     return files.text(f"{board.folder}/power/runtime_status") in _ASLEEP
 
 
-class Errors:
-    """The errors that the blocks of a board with RAS have counted. None: it has none, or they cannot be read now."""
+def errors(files: KernelFiles, board: Board) -> Record:
+    """Return the errors that the blocks of a board with RAS have counted, as fields of `model.telemetry.GpuTelemetry`.
 
-    def __init__(self, files: KernelFiles, board: Board) -> None:
-        """Read them. Not ``xgmi_error``: a read would clear it."""
-        folder = f"{board.folder}/ras"
-        blocks = {name: files.pairs(f"{folder}/{name}") for name in files.names(folder) if name.endswith(_BLOCK)}
-        if not all("ue:" in each for each in blocks.values()):
-            blocks = {}  # during a reset a sentence is in place of the counts, which are not 0
-        links = blocks.pop(f"xgmi_wafl{_BLOCK}", None)
-        self.of_links = None if links is None else links["ue:"] + links.get("ce:", 0)
-        self.uncorrected = sum(each["ue:"] for each in blocks.values()) if blocks else None
-        self.corrected = sum(each.get("ce:", 0) for each in blocks.values()) if blocks else None
+    None: it has no such block, or they cannot be read now. Not ``xgmi_error``: a read would clear it.
+    """
+    folder = f"{board.folder}/ras"
+    blocks = {name: files.pairs(f"{folder}/{name}") for name in files.names(folder) if name.endswith(_BLOCK)}
+    if not all("ue:" in counts for counts in blocks.values()):
+        blocks = {}  # during a reset a sentence is in place of the counts, which are not 0
+    links = blocks.pop(f"xgmi_wafl{_BLOCK}", None)
+    return {
+        "nvlink_errors": None if links is None else links["ue:"] + links.get("ce:", 0),
+        "ecc_corrected": sum(counts.get("ce:", 0) for counts in blocks.values()) if blocks else None,
+        "ecc_uncorrected": sum(counts["ue:"] for counts in blocks.values()) if blocks else None,
+    }
 
 
 def bad_pages(files: KernelFiles, board: Board) -> Mapping[str, int] | None:
@@ -69,14 +77,14 @@ def used_bytes(files: KernelFiles, gpu: ListedGpu) -> int | None:
     """Return the memory in use on a GPU, with the driver's own. None: not told, as of a partition: its board is."""
     if gpu.partition:
         return None
-    if gpu.board.driver == "amdgpu":
+    if gpu.board.driver == AMDGPU:
         return files.number(f"{gpu.board.folder}/mem_info_vram_used")
     cgroups = "/sys/fs/cgroup"
     if not files.text(f"{cgroups}/dmem.capacity"):  # only the root has it, and only its counts are those of all
         return None
     current = files.pairs(f"{cgroups}/dmem.current")
-    told = [current[region] for region in gpu.board.regions if region in current]
-    return sum(told) if told else None
+    sizes = [current[region] for region in gpu.board.regions if region in current]
+    return sum(sizes) if sizes else None
 
 
 class Health:
@@ -91,21 +99,11 @@ class Health:
         self._actions: dict[str, int] = {}
         """The recovery that is asked for, by PCI address."""
 
-    def read(self, gpus: Iterable[ListedGpu]) -> list[Record]:
+    def read(self, gpus: Sequence[ListedGpu]) -> list[Record]:
         """Return a reading of each GPU, without its processes and use. Partitions have the errors of their board."""
-        bound: dict[str, Sequence[str]] = {}
-        boards: dict[str, Record] = {}
-        records = []
-        for gpu in gpus:
-            board = gpu.board
-            if board.driver not in bound:
-                bound[board.driver] = pci_devices.bound(self._files, board.driver)
-            if board.pci not in boards:
-                there = board.pci in bound[board.driver]
-                lost = self._nodes_changed(board) if there else _lost("has it no more")
-                boards[board.pci] = lost or self._board(board)
-            records.append({"uuid": gpu.uuid, **boards[board.pci]})
-        return records
+        boards = {gpu.board.pci: gpu.board for gpu in gpus}
+        readings = {pci: self._board(board) for pci, board in boards.items()}
+        return [{"uuid": gpu.uuid, **readings[gpu.board.pci]} for gpu in gpus]
 
     def take(self, board: Board, event: Mapping[str, str]) -> list[Record]:
         """Record an event of a board, and return what it says of it beyond a new reading, without the UUIDs."""
@@ -117,7 +115,26 @@ class Health:
             return [_lost("was taken from it")]  # even if it is back already
         return []
 
-    def _nodes_changed(self, board: Board) -> Record | None:
+    def _board(self, board: Board) -> Record:
+        if (lost := self._taken(board)) is not None:
+            return lost
+        asked = {"recovery_action": self._actions.get(board.pci)}
+        if suspended(self._files, board):
+            return asked
+        if (failure := self._failure(board)) is not None:
+            return failure
+        pages = bad_pages(self._files, board)
+        return {
+            **asked,
+            "ecc_uncorrected": errors(self._files, board)["ecc_uncorrected"],
+            "remap_pending": None if pages is None else pages["P"] > 0,
+            "remap_failed": None if pages is None else pages["F"] > 0,
+        }
+
+    def _taken(self, board: Board) -> Record | None:
+        """Return what is read of a board that its driver has no more, or has bound anew; None: it is as it was."""
+        if not is_bound(self._files, board):
+            return _lost("has it no more")
         nodes = self._files.names(f"{board.folder}/drm")
         if board.nodes is None or nodes == board.nodes:
             return None
@@ -125,13 +142,11 @@ class Health:
         why = "has other device nodes for it now" if nodes else "has no device node for it"
         return {**_lost(why), "mig_changed": bool(nodes)}
 
-    def _board(self, board: Board) -> Record:
+    def _failure(self, board: Board) -> Record | None:
+        """Return what is read of a board that does not answer, or is another GPU by now; None: it works."""
         files, folder = self._files, board.folder
-        asked = {"recovery_action": self._actions.get(board.pci)}
-        if suspended(files, board):
-            return asked
         try:
-            silent = files.start(f"{folder}/config", 2) == b"\xff\xff"
+            silent = files.content(f"{folder}/config", 2) == b"\xff\xff"
         except OSError:
             silent = False
         if silent:
@@ -141,16 +156,11 @@ class Health:
             return _lost("has it no more")
         if problem == errno.EPERM:
             return {"error": "its kernel driver resets it", "lost": False}
-        if (now := pci_devices.mode(files, board.pci)) != board.mode and now and board.mode:
+        mode = pci_devices.mode(files, board.pci)
+        if mode and board.mode and mode != board.mode:
             # What was listed is another GPU now, with a part of the memory; `mig_changed` has the GPUs listed again.
-            return {**_lost(f"divides it by mode {now}, and did by {board.mode}"), "mig_changed": True}
-        pages = bad_pages(files, board)
-        return {
-            **asked,
-            "ecc_uncorrected": Errors(files, board).uncorrected,
-            "remap_pending": None if pages is None else pages["P"] > 0,
-            "remap_failed": None if pages is None else pages["F"] > 0,
-        }
+            return {**_lost(f"divides it by mode {mode}, and did by {board.mode}"), "mig_changed": True}
+        return None
 
 
 def _lost(why: str) -> Record:
@@ -161,8 +171,8 @@ def parse(message: bytes) -> Mapping[str, str]:
     """Return the variables of a kernel's event; none if the message is not of that form."""
     first, *rest = message.split(b"\0")
     pairs = (part.decode("utf-8", "replace").partition("=") for part in rest)
-    found = {key: value for key, separator, value in pairs if separator}
-    return found if first == f"{found.get('ACTION')}@{found.get('DEVPATH')}".encode() else {}
+    variables = {key: value for key, separator, value in pairs if separator}
+    return variables if first == f"{variables.get('ACTION')}@{variables.get('DEVPATH')}".encode() else {}
 
 
 def concerned(event: Mapping[str, str], boards: Mapping[str, Board]) -> Board | None:

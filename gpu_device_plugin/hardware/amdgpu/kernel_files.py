@@ -9,6 +9,7 @@ TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+MIB = 1 << 20
 _LARGEST = 1 << 16
 """Bytes of a file. A device's attribute has one page of 4,096 at most, and the list of regions a line for each GPU."""
 _MOST_NAMES = 1 << 16
@@ -23,16 +24,8 @@ class KernelFiles:
         """Read below `root`, where /sys, /proc and /dev are those of the node."""
         self.root = root
 
-    def content(self, path: str) -> bytes:
-        """Return the content of a file.
-
-        Raises:
-            OSError: it cannot be read.
-        """
-        return self.start(path, _LARGEST)
-
-    def start(self, path: str, most: int) -> bytes:
-        """Return the first bytes of a file.
+    def content(self, path: str, most: int = _LARGEST) -> bytes:
+        """Return the content of a file, or its first bytes.
 
         Raises:
             OSError: it cannot be read.
@@ -40,10 +33,9 @@ class KernelFiles:
         opened = os.open(f"{self.root}{path}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             parts = []
-            left = most
-            while left and (part := os.read(opened, left)):
+            while most and (part := os.read(opened, most)):
                 parts.append(part)
-                left -= len(part)
+                most -= len(part)
             return b"".join(parts)
         finally:
             os.close(opened)
@@ -93,10 +85,6 @@ class KernelFiles:
             return os.readlink(f"{self.root}{path}")  # noqa: PTH115 - pathlib costs 1 MB
         except OSError:
             return ""
-
-    def target(self, path: str) -> str:
-        """Return the last part of what a symbolic link names; empty if there is no such link."""
-        return self.link(path).rpartition("/")[2]
 
 
 def number(text: str) -> int | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
+TYPE_CHECKING = False  # see hardware/driver.py
+if TYPE_CHECKING:
+    from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
 
-DRIVERS = ("amdgpu", "xe")
+AMDGPU, XE = DRIVERS = ("amdgpu", "xe")
 """The kernel drivers that this folder reads."""
 DEVICES = "/sys/bus/pci/devices"
 DRIVERS_FOLDER = "/sys/bus/pci/drivers"

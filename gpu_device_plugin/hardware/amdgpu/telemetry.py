@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 
-from gpu_device_plugin.hardware.amdgpu import health, pci_devices
+from gpu_device_plugin.hardware.amdgpu import health
 from gpu_device_plugin.hardware.amdgpu.kernel_files import number
+from gpu_device_plugin.hardware.amdgpu.pci_devices import AMDGPU
 from gpu_device_plugin.hardware.driver import MOST_OF_CONDITION
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -60,8 +62,8 @@ _THROTTLERS = ((0xFF, _POWER), (0xFF << 16, _CURRENT), (0xFFF << 32, _HEAT), (0x
 _STATUS_AT, _NOT_TOLD = 112, (1 << 64) - 1
 # From 1.6 on, in their order: how long PROCHOT, power, and the heat of socket, regulators and memory have throttled.
 _RESIDENCIES = _HOT_SIGNAL, _POWER, _HEAT, _HEAT, _HEAT
-_ACCUMULATED = {6: 16, 7: 24, 8: 24}
-"""Where the energy (2^-16 J, 64 bits) is in versions 1.x: 20 bytes before the residencies (32 bits)."""
+_RESIDENCIES_AT = {b"\1\6": 36, b"\1\7": 44, b"\1\x08": 44}
+"""By version: five numbers of 32 bits."""
 _ONCE = "power_mw", "power_limit_mw", "power_limit_default_mw", "energy_mj"
 _LOAD = "sm_percent", "memory_percent"
 
@@ -78,60 +80,54 @@ class TelemetryReader:
         self._throttled: dict[str, Sequence[int]] = {}
         """How long each cause has throttled a board, by PCI address, when it was last read."""
 
-    def read(self, gpus: Iterable[ListedGpu], groups: Iterable[str]) -> list[Record]:
+    def read(self, gpus: Sequence[ListedGpu], groups: Iterable[str]) -> list[Record]:
         """Return the condition of each GPU that is there."""
         wanted = frozenset(groups)
-        boards: dict[str, Record] = {}
-        records = []
+        boards = {gpu.board.pci: gpu.board for gpu in gpus}
+        values = {
+            pci: self._board(board, wanted) for pci, board in boards.items() if health.is_bound(self._files, board)
+        }
+        records, begun = [], set()
         for gpu in gpus:
             pci = gpu.board.pci
-            if pci not in boards and pci not in pci_devices.bound(self._files, gpu.board.driver):
-                continue  # it is lost
-            hidden = () if not gpu.partition else (*_LOAD, *_ONCE) if pci in boards else _LOAD
-            if pci not in boards:
-                boards[pci] = self._board(gpu.board, wanted)
-            records.append({"uuid": gpu.uuid, **{n: value for n, value in boards[pci].items() if n not in hidden}})
+            if pci in values:
+                hidden = () if not gpu.partition else (*_LOAD, *_ONCE) if pci in begun else _LOAD
+                records.append({"uuid": gpu.uuid, **{n: value for n, value in values[pci].items() if n not in hidden}})
+                begun.add(pci)
         return records
 
     def _board(self, board: Board, groups: frozenset[str]) -> Record:
         if health.suspended(self._files, board):
             return {}
-        told: Record = {}
-        places = self._places(board)
+        values: Record = {}
+        sensors = self._sensors(board)
         for group in _FILES.keys() & groups:
             for field, path, units in _FILES[group]:
-                if told.get(field) is None and (value := self._value(board, path, places)) is not None:
+                value = self._files.number(f"{board.folder}/{path.format_map(sensors)}")
+                if values.get(field) is None and value is not None:
                     # In one recorded tree the energy of a card stands still at 0.
-                    told[field] = None if field == "energy_mj" and not value else round(value / units)
-        metrics = self._metrics(board) if groups & {"clocks", "power"} else b""
-        if "power" in groups and told.get("energy_mj") is None:
-            told["energy_mj"] = energy_mj(metrics)
+                    values[field] = None if field == "energy_mj" and not value else round(value / units)
         if "clocks" in groups:
             for name, file in (("sm_clock_max_mhz", "pp_dpm_sclk"), ("memory_clock_max_mhz", "pp_dpm_mclk")):
-                told[name] = highest(self._files.text(f"{board.folder}/{file}")) or told.get(name)
-            told["throttle"] = self._throttle(board, metrics)
+                values[name] = highest(self._files.text(f"{board.folder}/{file}")) or values.get(name)
+            values["throttle"] = self._throttle(board)
         if "pcie" in groups:
-            told |= self._link(board)
+            values |= self._link(board)
         if groups & {"nvlink", "memory-errors"}:
-            told |= self._errors(board, groups)
-        possible = {name: value for name, value in told.items() if value is not None}
-        return {name: value for name, value in possible.items() if 0 <= value <= MOST_OF_CONDITION.get(name, 1)}
+            values |= self._errors(board, groups)
+        known = {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in known.items() if 0 <= value <= MOST_OF_CONDITION.get(name, 1)}
 
-    def _places(self, board: Board) -> Mapping[str, str]:
-        """Return the folder of a board's sensors, and their paths without the rest of the file's name."""
-        folder = f"{board.folder}/hwmon/{next(iter(self._files.names(f'{board.folder}/hwmon')), '')}"
-        places = {"hwmon": folder, "fans": folder if board.driver == "amdgpu" else ""}
-        for name in self._files.names(folder):
+    def _sensors(self, board: Board) -> Mapping[str, str]:
+        """Return the paths for the braces of `_FILES` in a board's folder; empty where it has no such sensor."""
+        folder = f"hwmon/{next(iter(self._files.names(f'{board.folder}/hwmon')), '')}"
+        sensors = defaultdict(str, hwmon=folder, fans=folder if board.driver == AMDGPU else "")
+        for name in self._files.names(f"{board.folder}/{folder}"):
             sensor = name.removesuffix("_input")
             if sensor != name and (kind := sensor.rstrip("0123456789")) in {"temp", "energy"}:
-                places[f"{kind} {self._files.text(f'{folder}/{sensor}_label')}"] = f"{folder}/{sensor}"
-        return places
-
-    def _value(self, board: Board, path: str, places: Mapping[str, str]) -> int | None:
-        if not path.startswith("{"):
-            return self._files.number(f"{board.folder}/{path}")
-        place, _, rest = path[1:].partition("}")
-        return self._files.number(f"{places[place]}{rest}") if places.get(place) else None
+                label = self._files.text(f"{board.folder}/{folder}/{sensor}_label")
+                sensors[f"{kind} {label}"] = f"{folder}/{sensor}"
+        return sensors
 
     def _link(self, board: Board) -> Record:
         read, folder = self._files.text, board.folder
@@ -148,29 +144,28 @@ class TelemetryReader:
         }
 
     def _errors(self, board: Board, groups: frozenset[str]) -> Record:
-        errors = health.Errors(self._files, board)
-        record: Record = {"nvlink_errors": errors.of_links} if "nvlink" in groups else {}
+        errors = health.errors(self._files, board)
+        links = {"nvlink_errors": errors.pop("nvlink_errors")}
+        record: Record = links if "nvlink" in groups else {}
         if "memory-errors" in groups:
-            record |= {"ecc_corrected": errors.corrected, "ecc_uncorrected": errors.uncorrected}
-            if (pages := health.bad_pages(self._files, board)) is not None:
-                record |= {"retired_pages": pages["R"], "repair_pending": pages["P"] > 0}
-                record["repair_failed"] = pages["F"] > 0
+            record |= errors
+            if pages := health.bad_pages(self._files, board):
+                failed = pages["F"] > 0
+                record |= {"retired_pages": pages["R"], "repair_pending": pages["P"] > 0, "repair_failed": failed}
         return record
 
-    def _metrics(self, board: Board) -> bytes:
+    def _throttle(self, board: Board) -> int | None:
         try:
-            return self._files.content(f"{board.folder}/gpu_metrics")
+            metrics = self._files.content(f"{board.folder}/gpu_metrics")
         except OSError:
-            return b""
-
-    def _throttle(self, board: Board, metrics: bytes) -> int | None:
-        before, now = self._throttled.get(board.pci), residencies(metrics)
-        if now is None:
+            return None
+        if (now := residencies(metrics)) is None:
             return throttle(metrics)
+        before = self._throttled.get(board.pci)
         self._throttled[board.pci] = now
         if before is None:
             return None
-        return _union(bit for bit, was, is_ in zip(_RESIDENCIES, before, now, strict=True) if was != is_)
+        return sum({bit for bit, was, is_ in zip(_RESIDENCIES, before, now, strict=True) if was != is_})
 
 
 def highest(levels: str) -> int | None:
@@ -179,47 +174,23 @@ def highest(levels: str) -> int | None:
     return max((number(clock) or 0 for clock in clocks), default=0) or None
 
 
-def link(told: str) -> tuple[int, int]:
+def link(level: str) -> tuple[int, int]:
     """Return generation and width of a link: ``1: 16.0GT/s, x16 619Mhz *``, ``2.5 GT/s PCIe, x1``; 0: not told."""
-    speed, _, rest = told.rpartition(": ")[2].partition(",")
+    speed, _, rest = level.rpartition(": ")[2].partition(",")
     lanes = number(rest.strip().partition(" ")[0].removeprefix("x"))
     return _GENERATIONS.get(speed.partition("GT/s")[0].strip().removesuffix(".0"), 0), lanes or 0
 
 
 def throttle(metrics: bytes) -> int | None:
     """Return the bits of `Throttle` in version 1.3 of gpu_metrics; None: not told."""
-    if _version(metrics) != (1, 3) or len(metrics) < _STATUS_AT + 8:
+    if metrics[2:4] != b"\1\3" or len(metrics) < _STATUS_AT + 8:
         return None
     status: int = struct.unpack_from("<Q", metrics, _STATUS_AT)[0]
-    return None if status == _NOT_TOLD else _union(bit for mask, bit in _THROTTLERS if status & mask)
+    return None if status == _NOT_TOLD else sum({bit for mask, bit in _THROTTLERS if status & mask})
 
 
 def residencies(metrics: bytes) -> Sequence[int] | None:
     """Return how long each of `_RESIDENCIES` has throttled, in versions 1.6 to 1.8 of gpu_metrics; None: not told."""
-    at = _accumulated_at(metrics)
-    told = () if at is None else struct.unpack_from("<5I", metrics, at + 20)
-    return told if told and told != (0xFFFFFFFF,) * 5 else None
-
-
-def energy_mj(metrics: bytes) -> int | None:
-    """Return the energy in versions 1.6 to 1.8 of gpu_metrics; None: not told, or in a unit that is not documented."""
-    at = _accumulated_at(metrics)
-    told: int = _NOT_TOLD if at is None else struct.unpack_from("<Q", metrics, at)[0]
-    return None if told == _NOT_TOLD else told * 1000 >> 16
-
-
-def _accumulated_at(metrics: bytes) -> int | None:
-    form, content = _version(metrics)
-    at = _ACCUMULATED.get(content) if form == 1 else None
-    return at if at is not None and len(metrics) >= at + 40 else None
-
-
-def _version(metrics: bytes) -> tuple[int, int]:
-    return (metrics[2], metrics[3]) if len(metrics) > 3 else (0, 0)
-
-
-def _union(bits: Iterable[int]) -> int:
-    found = 0
-    for bit in bits:
-        found |= bit
-    return found
+    at = _RESIDENCIES_AT.get(metrics[2:4])
+    times = () if at is None or len(metrics) < at + 20 else struct.unpack_from("<5I", metrics, at)
+    return times if times and times != (0xFFFFFFFF,) * 5 else None

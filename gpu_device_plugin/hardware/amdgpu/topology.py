@@ -62,12 +62,12 @@ def by_board(nodes: Iterable[Node], boards: Iterable[str]) -> Mapping[str, dict[
 
     Of a partition the address has the number in place of the PCI function, and with some kernels in its highest bits.
     """
-    found: dict[str, dict[int, Node]] = {pci: {} for pci in boards}
+    by_pci: dict[str, dict[int, Node]] = {pci: {} for pci in boards}
     for node in nodes:
         address = f"{node.domain:04x}:{node.location >> 8 & 0xFF:02x}:{node.location >> 3 & 0x1F:02x}"
         function = node.location & 7
         exact = f"{address}.{function}"
-        pci, partition = (exact, 0) if exact in found else (f"{address}.0", function)
-        if pci in found:
-            found[pci].setdefault(partition or node.location >> 28, node)
-    return found
+        pci, partition = (exact, 0) if exact in by_pci else (f"{address}.0", function)
+        if pci in by_pci:
+            by_pci[pci].setdefault(partition or node.location >> 28, node)
+    return by_pci

@@ -56,28 +56,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.hardware import driver
+from gpu_device_plugin.hardware.fake import gpu_models
 from gpu_device_plugin.hardware.fake import value_forms as forms
 from gpu_device_plugin.hardware.fake.fake_telemetry import CONDITION
-from gpu_device_plugin.hardware.fake.gpu_models import MODELS, OTHERS, PARTITIONS, UNIFIED, divided, partitions
+from gpu_device_plugin.hardware.fake.gpu_models import MODELS, PARTITIONS
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError, Fields, Reader, Readers, Where
 from gpu_device_plugin.model.gpus import MOST_GPUS, NVIDIA, Closeness
 
 if TYPE_CHECKING:
     from gpu_device_plugin.hardware.driver import Record
 
-_NO_MODEL = ("Fake GPU", 0, 0, 0, None)
-_MOST_DEVICES, _LONGEST_DEVICE = 8, 64
-_DRIVER_VERSIONS = {NVIDIA: "580.65.06", "amdgpu": "6.14.14", "xe": "6.17.0"}
-_WITHIN_A_BOARD = 16
-"""What stands for the number of links between partitions of one board: more than boards have."""
-_CGROUP = 2
 CLOSENESS = {forms.name_of(level): level for level in Closeness}
 ACTIONS = (
     *("none", "gpu-reset", "node-reboot", "drain-p2p"),
@@ -176,17 +171,9 @@ def _understood(source: str, document: object) -> Description:
         {
             "hang": 0.0,
             "failure": "none",
-            "driver": top.get("driver", _driver_version(gpus)),
-            "cgroup": top.get("cgroup", _CGROUP),
+            "driver": top.get("driver", gpu_models.driver_version(gpus)),
+            "cgroup": top.get("cgroup", 2),
         },
-    )
-
-
-def _driver_version(gpus: Sequence[Fields]) -> str:
-    """Return the version of the driver, of several that of NVIDIA's."""
-    drivers = {gpu["driver"] for gpu in gpus}
-    return next(
-        (version for driver, version in _DRIVER_VERSIONS.items() if driver in drivers), _DRIVER_VERSIONS[NVIDIA]
     )
 
 
@@ -226,26 +213,14 @@ def _mig_state(where: Where, gpu: Fields) -> Fields:
     if isinstance(wanted, bool):
         return {"mig": wanted, "instances": []}
     try:
-        return {"mig": True, "instances": divided(gpu, wanted, _uuid)}
+        return {"mig": True, "instances": gpu_models.divided(gpu, wanted)}
     except ValueError as error:
         raise where.error(str(error)) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Described:
-    """A GPU as described: `part` of the `parts` on a board of the node."""
-
-    where: Where
-    model: str | None
-    fields: Fields
-    board: int
-    part: int
-    parts: int
-
-
 def _gpus(where: Where, value: object) -> list[Fields]:
     entries = value.split(",") if isinstance(value, str) else where.list(value)
-    described: list[_Described] = []
+    boards: list[tuple[Where, str | None, Fields, int]] = []
     for n, entry in enumerate(entries):
         inside = where if isinstance(value, str) else where.item(n)
         fields = _short(inside, entry) if isinstance(entry, str) else inside.fields(entry, _GPU)
@@ -255,16 +230,14 @@ def _gpus(where: Where, value: object) -> list[Fields]:
         model = fields.pop("model", None)
         if model is None and "memory" not in fields:
             raise inside.error("a GPU needs a model or its memory")
-        parts = _parts(inside, model, fields)
-        first = described[-1].board + 1 if described else 0
-        described += [
-            _Described(inside, model, fields, first + board, part, parts)
-            for board in range(count)
-            for part in range(parts)
-        ]
-    if len(described) > MOST_GPUS:
-        raise where.error(f"{len(described)} GPUs are too many; {MOST_GPUS} is the maximum for one node")
-    return [_gpu(each, position, described[-1].board + 1) for position, each in enumerate(described)]
+        boards += [(inside, model, fields, _parts(inside, model, fields))] * count
+    if (number := sum(parts for *_, parts in boards)) > MOST_GPUS:
+        raise where.error(f"{number} GPUs are too many; {MOST_GPUS} is the maximum for one node")
+    gpus: list[Fields] = []
+    for n, board in enumerate(boards):
+        # The first half of the boards is on the first CPU socket, as on most machines with several sockets.
+        gpus += _board(*board, place=n, numa=n * 2 // len(boards), first=len(gpus))
+    return gpus
 
 
 def _parts(where: Where, model: str | None, fields: Fields) -> int:
@@ -272,7 +245,7 @@ def _parts(where: Where, model: str | None, fields: Fields) -> int:
     if (mode := fields.pop("partition", None)) is None:
         return 1
     try:
-        count = partitions(model, mode)
+        count = gpu_models.partitions(model, mode)
     except ValueError as error:
         raise where.inside("partition").error(str(error)) from error
     if count > 1 and fields.get("memory_limits"):
@@ -289,66 +262,39 @@ def _short(where: Where, text: str) -> Fields:
     return where.fields({key: value for key, value in match.groupdict().items() if value is not None}, _GPU)
 
 
-def _gpu(described: _Described, position: int, boards: int) -> Fields:
-    model, fields, board, parts = described.model, described.fields, described.board, described.parts
-    product, memory, reserved, nvlinks, architecture = _NO_MODEL if model is None else MODELS[model]
-    driver_name, units, watts, _ = OTHERS.get(model or "", (NVIDIA, None, 0, 1))
-    domain, slot = divmod(board, 30)
-    minor = fields.get("minor", position) if driver_name == NVIDIA else None
-    gpu = {
-        "model": model,
-        "index": position,
-        "minor": position,
-        "driver": driver_name,
-        "compute_units": units and units // parts,
-        "watts": watts,
-        "devices": [] if minor is None else [f"/dev/nvidia{minor}"],
-        "product": product,
-        "memory": memory,
-        "reserved": reserved,
-        "nvlinks": nvlinks,
-        "pci": f"{domain:04x}:{8 * (slot + 1):02x}:00.0",
-        # The first half of the boards is on the first CPU socket, as on most machines with several sockets.
-        "numa": board * 2 // boards,
-        "mig": False,
-        "memory_limits": False,
-        "unified": model in UNIFIED,
-        "architecture": architecture,
-        **_AFTER_RESET,
-        "processes": 0,
-        "limits": {},
-        "used": 0,
-        **fields,
-    }
-    gpu.setdefault("uuid", _usual_uuid(gpu, board))
-    if parts > 1:
-        gpu |= {"uuid": f"{gpu['uuid']}-p{described.part}", "memory": gpu["memory"] // parts}
-    return {**gpu, **_mig_state(described.where.inside("mig"), gpu)}
-
-
-def _usual_uuid(gpu: Fields, board: int) -> str:
-    """Return the UUID that a driver gives a board: the kernel's are shorter, and of some the kernel knows none."""
-    uuid = _uuid("GPU", f"{gpu['model']} {board}")
-    if gpu["driver"] == NVIDIA:
-        return uuid
-    if gpu["driver"] == "xe" and gpu["pci"]:
-        return f"PCI-{gpu['pci']}"
-    return f"GPU-{uuid.replace('-', '')[3:19].upper()}"
-
-
-def _uuid(prefix: str, seed: str) -> str:
-    """Return the same UUID for the same seed, on every machine."""
-    value = 0x6C62272E07BB014262B821756295C58D  # the 128-bit FNV-1a hash; hashlib would load OpenSSL, 5 MB
-    for byte in seed.encode() * 3:  # one pass does not mix the last byte into all digits
-        value = (value ^ byte) * 0x0000000001000000000000000000013B % (1 << 128)
-    digits = f"{value:032x}"
-    return f"{prefix}-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+def _board(
+    where: Where, model: str | None, fields: Fields, parts: int, *, place: int, numa: int, first: int
+) -> Iterator[Fields]:
+    """Yield the GPU that a board is, or those that its parts are; the first has the position `first` on the node."""
+    for part in range(parts):
+        gpu = {
+            **gpu_models.usual(model, place),
+            "index": first + part,
+            "minor": first + part,
+            "numa": numa,
+            "mig": False,
+            "memory_limits": False,
+            **_AFTER_RESET,
+            "processes": 0,
+            "limits": {},
+            "used": 0,
+            **fields,
+        }
+        nodes = [] if gpu["driver"] != NVIDIA or gpu["minor"] is None else [f"/dev/nvidia{gpu['minor']}"]
+        gpu = {"devices": nodes, "uuid": gpu_models.usual_uuid(gpu, place), **gpu}
+        if parts > 1:
+            units, memory = gpu["compute_units"] // parts, gpu["memory"] // parts
+            gpu |= {"uuid": f"{gpu['uuid']}-p{part}", "compute_units": units, "memory": memory}
+        yield {**gpu, **_mig_state(where.inside("mig"), gpu)}
 
 
 def _links(where: Where, value: object, gpus: Sequence[Fields]) -> list[Record]:
     """Return how each two GPUs are connected: as described, the others as their models usually are."""
     uuids = [gpu["uuid"] for gpu in gpus]
-    links = {frozenset((one["uuid"], other["uuid"])): _usual_link(one, other) for one, other in combinations(gpus, 2)}
+    links = {
+        frozenset((one["uuid"], other["uuid"])): gpu_models.usual_link(one, other)
+        for one, other in combinations(gpus, 2)
+    }
     for n, entry in enumerate(where.list(value)):
         inside = where.item(n)
         fields = inside.fields(entry, _LINK)
@@ -360,12 +306,6 @@ def _links(where: Where, value: object, gpus: Sequence[Fields]) -> list[Record]:
         links[ends] = closeness, nvlinks or int(closeness == Closeness.NVLINK)
     pairs = ((*sorted(ends), *link) for ends, link in links.items())
     return [{"a": a, "b": b, "closeness": closeness, "nvlinks": nvlinks} for a, b, closeness, nvlinks in pairs]
-
-
-def _usual_link(one: Fields, other: Fields) -> tuple[int, int]:
-    if one["product"] == other["product"] and one["nvlinks"]:
-        return Closeness.NVLINK, _WITHIN_A_BOARD if one["pci"] and one["pci"] == other["pci"] else one["nvlinks"]
-    return Closeness.NODE if one["numa"] == other["numa"] else Closeness.SYSTEM, 0
 
 
 def _event(where: Where, entry: object, uuids: Sequence[str]) -> Fields:
@@ -432,15 +372,6 @@ def _count(value: object) -> int:
     return count
 
 
-def _devices(value: object) -> list[str]:
-    """Read the paths of device nodes."""
-    paths: list[Any] = value if isinstance(value, list) and len(value) <= _MOST_DEVICES else [None]
-    plain = re.compile(rf"/dev/[A-Za-z0-9/_-]{{1,{_LONGEST_DEVICE}}}", re.ASCII)
-    if not all(isinstance(path, str) and plain.fullmatch(path) for path in paths):
-        raise ValueError(f"{value!r} is no list of up to {_MOST_DEVICES} paths like /dev/dri/renderD128")
-    return paths
-
-
 def _action(value: object) -> int | None:
     """Read a recovery action by name or number; null means that the driver does not report it."""
     return ACTIONS.index(forms.one_of(ACTIONS)(value)) if isinstance(value, str) else forms.or_null(forms.whole)(value)
@@ -477,7 +408,7 @@ _GPU: Readers = {
     "uuid": forms.text,
     "index": forms.whole,
     "minor": forms.or_null(forms.whole),
-    "devices": _devices,
+    "devices": forms.devices,
     "partition": forms.one_of(PARTITIONS),
     "pci": forms.or_null(forms.text),
     "numa": forms.or_null(forms.whole),

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY_S = 0.02
 _INVALID_ARGUMENT, _NOT_FOUND, _FUNCTION_NOT_FOUND = 2, 6, 13  # NVML's codes
-_LOST, _GONE = {NVIDIA: "GPU is lost (15)"}, "it is gone from the PCI bus"
 _LOUD = {"xid", "ecc", "remap", "recovery_action", "mig"}  # a driver reports events for these
 
 
@@ -82,9 +81,7 @@ class Fake:
             "cgroup": node["cgroup"],
             "left_out": len(gpus) - len(listed),
             "troubles": [
-                f"the GPU {_counted(gpu)} is left out, it cannot be read: {_LOST.get(gpu['driver'], _GONE)}"
-                for gpu in gpus
-                if gpu["lost"]
+                f"the GPU {_counted(gpu)} is left out, it cannot be read: {_loss(gpu)}" for gpu in gpus if gpu["lost"]
             ],
         }
 
@@ -232,8 +229,7 @@ class Fake:
         if gpu is None or gpu["lost"]:
             self._lost.add(uuid)
         if gpu is None or uuid in self._lost:
-            why = _LOST[NVIDIA] if gpu is None else _LOST.get(gpu["driver"], _GONE)
-            yield {"uuid": uuid, "error": f"the driver cannot read it: {why}", "lost": True}
+            yield {"uuid": uuid, "error": f"the driver cannot read it: {_loss(gpu)}", "lost": True}
         elif gpu["error"] is not None:
             yield {"uuid": uuid, "error": f"the driver cannot read it: {gpu['error']}", "lost": False}
         else:
@@ -245,6 +241,10 @@ class Fake:
 
 def _counted(gpu: Fields) -> str:
     return f"that nvidia-smi counts as {gpu['index']}" if gpu["driver"] == NVIDIA else str(gpu["uuid"])
+
+
+def _loss(gpu: Fields | None) -> str:
+    return "GPU is lost (15)" if gpu is None or gpu["driver"] == NVIDIA else "it is gone from the PCI bus"
 
 
 def _read_or_fail(source: str) -> Description:

@@ -1,12 +1,13 @@
-"""The models of GPUs that fakes can be: memory, links, partitions, and MIG instances, which the hardware places."""
+"""The models of GPUs that fakes can be: what each usually has, its partitions, and its MIG instances."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from gpu_device_plugin.model.gpus import NVIDIA, Closeness
 from gpu_device_plugin.model.memory import format_mib
 from gpu_device_plugin.model.mig import profile_name
 
@@ -73,6 +74,9 @@ OTHERS: Mapping[str, tuple[str, int | None, int, int]] = {
 """The models that another driver than NVIDIA's has: it, their compute units, watts, and dies."""
 PARTITIONS = {"spx": 1, "dpx": 2, "qpx": 4, "cpx": 8}
 """How many GPUs a board becomes, by the kernel's name of the mode; of a board with fewer dies `cpx` makes as many."""
+_DRIVER_VERSIONS = {NVIDIA: "580.65.06", "amdgpu": "6.14.14", "xe": "6.17.0"}
+_WITHIN_A_BOARD = 16
+"""What stands for the number of links between partitions of one board: more than boards have."""
 UNIFIED = frozenset({"GB10"})
 """The models with the memory of the machine."""
 
@@ -154,6 +158,58 @@ def partitions(model: str | None, mode: str) -> int:
     return modes[mode]
 
 
+def usual(model: str | None, place: int) -> Fields:
+    """Return what a board of a model usually is, in one of the places of a node."""
+    product, memory, reserved, nvlinks, architecture = ("Fake GPU", 0, 0, 0, None) if model is None else MODELS[model]
+    driver, units, watts, _ = OTHERS.get(model or "", (NVIDIA, None, 0, 1))
+    domain, slot = divmod(place, 30)
+    return {
+        "model": model,
+        "driver": driver,
+        "compute_units": units,
+        "watts": watts,
+        "product": product,
+        "memory": memory,
+        "reserved": reserved,
+        "nvlinks": nvlinks,
+        "pci": f"{domain:04x}:{8 * (slot + 1):02x}:00.0",
+        "unified": model in UNIFIED,
+        "architecture": architecture,
+    }
+
+
+def usual_uuid(board: Fields, place: int) -> str:
+    """Return the UUID that a driver gives a board: the kernel's are shorter, and of some the kernel knows none."""
+    uuid = _uuid("GPU", f"{board['model']} {place}")
+    if board["driver"] == NVIDIA:
+        return uuid
+    if board["driver"] == "xe" and board["pci"]:
+        return f"PCI-{board['pci']}"
+    return f"GPU-{uuid.replace('-', '')[3:19].upper()}"
+
+
+def _uuid(prefix: str, seed: str) -> str:
+    """Return the same UUID for the same seed, on every machine."""
+    value = 0x6C62272E07BB014262B821756295C58D  # the 128-bit FNV-1a hash; hashlib would load OpenSSL, 5 MB
+    for byte in seed.encode() * 3:  # one pass does not mix the last byte into all digits
+        value = (value ^ byte) * 0x0000000001000000000000000000013B % (1 << 128)
+    digits = f"{value:032x}"
+    return f"{prefix}-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def usual_link(one: Fields, other: Fields) -> tuple[int, int]:
+    """Return how close two GPUs usually are, and the number of links between them."""
+    if one["product"] == other["product"] and one["nvlinks"]:
+        return Closeness.NVLINK, _WITHIN_A_BOARD if one["pci"] and one["pci"] == other["pci"] else one["nvlinks"]
+    return Closeness.NODE if one["numa"] == other["numa"] else Closeness.SYSTEM, 0
+
+
+def driver_version(gpus: Iterable[Fields]) -> str:
+    """Return the usual version of the driver of these GPUs: of several drivers that of NVIDIA's, as without GPUs."""
+    drivers = {gpu["driver"] for gpu in gpus} or {NVIDIA}
+    return next(version for driver, version in _DRIVER_VERSIONS.items() if driver in drivers)
+
+
 # --- Dividing a GPU ---------------------------------------------------------------------------------------------------
 
 _PART = re.compile(r"(?P<compute>[1-9])c\.(?P<profile>.+)", re.ASCII)
@@ -184,14 +240,14 @@ class _GpuInstance:
         self.parts.append((name, entry))
 
 
-def divided(gpu: Fields, wanted: Sequence[Fields], uuid_of: Callable[[str, str], str]) -> list[Fields]:
+def divided(gpu: Fields, wanted: Sequence[Fields]) -> list[Fields]:
     """Return the instances of a GPU, in the order in which NVML counts them.
 
     A profile like ``1c.3g.40gb`` is a compute instance: it becomes a part of the GPU instance before it, if that is of
     the same profile and has room.
 
     Of the GPU, `model`, `memory`, `uuid` and `minor` count. Those `wanted` have `profile`, `count` and possibly `gi`,
-    `uuid`, `memory` and further fields. `uuid_of` makes a UUID of a prefix and a seed.
+    `uuid`, `memory` and further fields.
 
     Raises:
         ValueError: the hardware cannot be divided like that; the message says why not.
@@ -211,7 +267,7 @@ def divided(gpu: Fields, wanted: Sequence[Fields], uuid_of: Callable[[str, str],
     found = []
     for part, start in zip(parts, starts or (), strict=True):
         gi = gpu_instance(part.size, start, slices)
-        found += [_instance(gpu, part, gi, ci, uuid_of) for ci in range(len(part.parts))]
+        found += [_instance(gpu, part, gi, ci) for ci in range(len(part.parts))]
     found.sort(key=lambda instance: (instance["gi"], instance["ci"]))
     return [{**instance, "number": number} for number, instance in enumerate(found)]
 
@@ -283,13 +339,13 @@ def _starts(parts: Sequence[_GpuInstance], taken: int = 0, before: tuple[str, in
     return None
 
 
-def _instance(gpu: Fields, part: _GpuInstance, gi: int, ci: int, uuid_of: Callable[[str, str], str]) -> Fields:
+def _instance(gpu: Fields, part: _GpuInstance, gi: int, ci: int) -> Fields:
     profile, described = part.parts[ci]
     cap = _FIRST_CAP + (gpu["minor"] or 0) * _CAPS_OF_GPU + gi * _CAPS_OF_GI
     given = {key: value for key, value in described.items() if key not in {"count", "profile", "gi"}}
     return {
         # As on real hardware, an instance that is made again in its old place has its old UUID.
-        "uuid": uuid_of("MIG", f"{gpu['uuid']} {gi} {ci} {profile}"),
+        "uuid": _uuid("MIG", f"{gpu['uuid']} {gi} {ci} {profile}"),
         "profile": profile,
         "gi": gi,
         "ci": ci,

@@ -18,6 +18,9 @@ Fields: TypeAlias = dict[str, Any]
 Reader: TypeAlias = Callable[[Any], Any]
 Readers: TypeAlias = Mapping[str, Reader]
 
+_MOST_DEVICES = 8
+_DEVICE = re.compile("/dev/[A-Za-z0-9/_-]{1,64}", re.ASCII)
+
 
 def text(value: object) -> str:
     """Read a text that is not empty."""
@@ -154,3 +157,11 @@ def limits(value: object) -> dict[str, Fields]:
     if not isinstance(value, dict):
         raise ValueError(f"{value!r} is not a mapping of paths to limits")  # noqa: TRY004 - as in switch
     return {text(pattern): _limit(limit) for pattern, limit in value.items()}
+
+
+def devices(value: object) -> list[str]:
+    """Read the paths of a GPU's device nodes."""
+    paths: list[Any] = value if isinstance(value, list) and len(value) <= _MOST_DEVICES else [None]
+    if not all(isinstance(path, str) and _DEVICE.fullmatch(path) for path in paths):
+        raise ValueError(f"{value!r} is no list of up to {_MOST_DEVICES} paths like /dev/dri/renderD128")
+    return paths

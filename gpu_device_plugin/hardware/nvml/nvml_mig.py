@@ -59,7 +59,7 @@ class Instances:
                 self._left_out.add(uuid)
                 label = f"{self._gpu['index']}:{number}"
                 troubles.append(f"MIG instance {label} is left out, it cannot be read: {nvml_calls.text(error)}")
-        caps = _caps(minors, self._gpu["device_paths"])
+        caps = _caps(minors, "".join(self._gpu["device_paths"]).removeprefix("/dev/nvidia"))
         ids = [record["instance"]["gi"] for record in records if record["instance"] is not None]
         for record in records:
             if (own := record["instance"]) is not None:
@@ -197,11 +197,8 @@ def whole_mib(nvml: Any, handle: Any) -> int:
     return 0
 
 
-def _caps(path: str, nodes: list[str]) -> dict[str, int]:
-    """Return the numbers of the device nodes that give access to the parts of a GPU, by the driver's names of these.
-
-    `nodes` is the GPU's own, whose number the driver uses there; none: it has none.
-    """
-    prefix = f"gpu{nodes[0].removeprefix('/dev/nvidia')}/" if nodes else "gpuNone/"
+def _caps(path: str, minor: str) -> dict[str, int]:
+    """Return the numbers of the device nodes that give access to the parts of a GPU, by the driver's names of these."""
+    prefix = f"gpu{minor}/"
     found = (line.strip().rpartition(" ") for line in nvml_calls.lines(path) if line.startswith(prefix))
     return {name.removeprefix(prefix): int(number) for name, _, number in found if number.isdigit()}

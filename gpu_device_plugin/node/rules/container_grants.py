@@ -75,8 +75,7 @@ class Delivery:
         A GPU of NVIDIA's may have no device node of its own, as on WSL2 and Tegra, whose toolkit gives other ones.
         """
         without = [gpu.uuid for gpu in gpus if gpu.driver == NVIDIA and not gpu.device_paths]
-        without = without if self.device_specs else []
-        if not without:
+        if not (without and self.device_specs):
             return ""
         return (
             f"--devices={DEVICE_SPECS} gives containers /dev/nvidiaN, and the driver tells no N of "
@@ -175,3 +174,8 @@ def gpu_nodes(gpus: Iterable[Gpu], delivery: Delivery) -> list[str]:
         caps = () if gpu.instance is None else gpu.instance.caps
         paths.update((f"/dev/nvidia-caps/nvidia-cap{number}", None) for number in caps)
     return list(paths)
+
+
+def closed(mode: int) -> bool:
+    """Return whether users other than root, outside of the group of a device node with this mode, may not use it."""
+    return mode & 0o006 != 0o006

@@ -28,7 +28,7 @@ from gpu_device_plugin.features.limits.node import dmem_facts
 from gpu_device_plugin.features.mps import MpsSettings
 from gpu_device_plugin.features.over_use import OverUseSettings
 from gpu_device_plugin.features.report_features import REPORT
-from gpu_device_plugin.hardware.amdgpu.node_facts import node_facts
+from gpu_device_plugin.hardware.amdgpu.drm_driver import node_facts
 from gpu_device_plugin.hardware.driver import DRIVERS
 from gpu_device_plugin.hardware.fake.value_forms import DescriptionError
 from gpu_device_plugin.hardware.gpu_health_tracker import HardwareView, State
@@ -49,12 +49,12 @@ from gpu_device_plugin.kubernetes.client.errors import ApiError, Call
 from gpu_device_plugin.kubernetes.writers.own_node import OwnNode
 from gpu_device_plugin.model.allocations import Allocation
 from gpu_device_plugin.model.contract.keys import MIG_LABEL
-from gpu_device_plugin.model.gpus import NVIDIA, Inventory
+from gpu_device_plugin.model.gpus import NVIDIA, Gpu, Inventory
 from gpu_device_plugin.model.limits import Enforcement
 from gpu_device_plugin.model.mig import MigMode
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.model.telemetry import GpuTelemetry
-from gpu_device_plugin.node.rules.container_grants import CARD, CONTROL_NODES, DISPLAY
+from gpu_device_plugin.node.rules.container_grants import CARD, CONTROL_NODES, DISPLAY, closed
 from gpu_device_plugin.node.rules.node_config import mig_mode
 from gpu_device_plugin.node.rules.serving_mode import ServingMode
 from gpu_device_plugin.programs.doctor import node_reading
@@ -114,8 +114,6 @@ _API_UNREACHABLE = Unknown(
 )
 
 
-_OPEN = 0o006
-"""The mode of a device node that every user may use."""
 _CAPABILITIES = "proc/driver/nvidia/capabilities"
 _LIBRARIES = (
     "usr/lib/x86_64-linux-gnu",
@@ -250,12 +248,7 @@ async def examined(
         resources=resources,
         share_mib_in_force=StateFile(folder, SHARE_SIZE).number(),
         mig_present={
-            gpu.uuid: sum(
-                1
-                for _ in (root or Path("/")).glob(
-                    f"{_CAPABILITIES}/gpu{''.join(gpu.device_paths).removeprefix('/dev/nvidia')}/mig/gi*"
-                )
-            )
+            gpu.uuid: sum(1 for _ in (root or Path("/")).glob(f"{_CAPABILITIES}/gpu{_minor(gpu)}/mig/gi*"))
             for gpu in view.inventory.gpus
             if gpu.mig
         },
@@ -334,17 +327,18 @@ def device_nodes_of(
     where: DoctorPlace, inventory: Inventory, devices: Sequence[str]
 ) -> tuple[dict[str, str], tuple[str, ...], Mapping[str, int]]:
     """Return the fault of each device node, those without a link in /dev/char, and groups; see `NodeSymptoms`."""
-    # A GPU and its MIG instances have one node.
-    every = dict.fromkeys(path for gpu in inventory.gpus for path in gpu.device_paths)
-    paths = [path for path in every if CARD in devices or not path.startswith(DISPLAY)]
-    nodes: dict[str, str] = {}
-    unlinked: list[str] = []
-    groups: dict[str, int] = {}
-    nvidias = {path for gpu in inventory.gpus if gpu.driver == NVIDIA for path in gpu.device_paths} | {*CONTROL_NODES}
     if (where.dev / "dxg").exists() and not (where.dev / Path(CONTROL_NODES[0]).name).exists():
         return {"/dev/dxg": ""}, (), {}  # WSL2 has this one for all GPUs
     of_nvidia = not inventory.gpus or any(gpu.driver == NVIDIA for gpu in inventory.gpus)
-    for path in (*(CONTROL_NODES if of_nvidia else ()), *paths):
+    # A GPU and its MIG instances have one node.
+    drivers = dict.fromkeys(CONTROL_NODES if of_nvidia else (), NVIDIA)
+    drivers |= {path: gpu.driver for gpu in inventory.gpus for path in gpu.device_paths}
+    nodes: dict[str, str] = {}
+    unlinked: list[str] = []
+    groups: dict[str, int] = {}
+    for path, driver in drivers.items():
+        if path.startswith(DISPLAY) and CARD not in devices:
+            continue
         try:
             found = (where.dev / path.removeprefix("/dev/")).stat()
         except OSError as problem:
@@ -352,11 +346,16 @@ def device_nodes_of(
             continue
         nodes[path] = "" if stat.S_ISCHR(found.st_mode) else "is no device"
         link = where.dev / "char" / f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
-        if path not in nvidias:
-            groups |= {path: found.st_gid} if found.st_mode & _OPEN != _OPEN else {}
+        if driver != NVIDIA:
+            groups |= {path: found.st_gid} if closed(found.st_mode) else {}
         elif not nodes[path] and where.host_root is not None and not link.exists():
             unlinked.append(path)
     return nodes, tuple(unlinked), groups
+
+
+def _minor(gpu: Gpu) -> str:
+    """Return the N of a GPU's /dev/nvidiaN."""
+    return "".join(gpu.device_paths).removeprefix("/dev/nvidia")
 
 
 def checkpoint_read(settings: NodeSettings) -> tuple[Sequence[Allocation], str]:

@@ -33,7 +33,6 @@ from gpu_device_plugin.programs.simulate.vendor_nodes import (
     is_read,
     not_offered,
     offering,
-    vendor_node,
 )
 from gpu_device_plugin.report.rules.printing import first
 from gpu_device_plugin.scheduler.cluster_state import Fleet
@@ -123,24 +122,24 @@ class _Reader:
             more = [each for each in OFFERED if each.name in offered | usual and each not in self._resources]
             self._resources = (*self._resources, *more)
             self._pods = self._pod_reader()
-        by: dict[Vendor, list[VendorNode]] = {}
+        nodes_of: dict[Vendor, list[VendorNode]] = {}
         for node in nodes:
             vendor = offering(node)
             if before_us and vendor:
-                found = self._by_vendor[node.name] = vendor_node(node, vendor)
-                by.setdefault(vendor, []).extend([found] if found.gpus.gpus else [])
+                described = self._by_vendor[node.name] = vendor.read(node, vendor.offered_by(node))
+                if described.gpus.gpus:
+                    nodes_of.setdefault(vendor, []).append(described)
             elif vendor and not self._ours(node):
                 self._leave_out(f"node {node.name}", f"its GPUs are offered as {vendor.names[0]}, by no agent of ours")
             elif not self._ours(node):
                 self._leave_out(f"node {node.name}", not_offered(node) or "it has no GPUs")
             self._put(node)
-        for vendor, there in by.items():
+        for vendor, described_nodes in nodes_of.items():
             whole = f", and {vendor.names[0]} of a pod counts as whole GPUs"
-            if there:
-                self.notes.append(
-                    f"no node runs our agent, so GPUs are read from the labels of {vendor.labeller}, in shares of 1 GiB"
-                    + whole * any(not node.slice_shares for node in there)
-                )
+            self.notes.append(
+                f"no node runs our agent, so GPUs are read from the labels of {vendor.labeller}, in shares of 1 GiB"
+                + whole * any(not node.slice_shares for node in described_nodes)
+            )
         known = [each for each in self._by_vendor.items() if each[1].gpus.gpus]
         self.notes += [f"node {name}: {node.note}" for name, node in known if node.note]
         sliced = [name for name, node in known if node.slice_shares]

@@ -28,7 +28,7 @@ _MOST_GB = 1.1
 """The most that the GB in the names of a GPU's MIG instances make of its shares: names are rounded up."""
 _PROFILE = re.compile(r"([1-7])g\.([1-9][0-9]{0,3})gb(?:[+.-][a-z]+)*", re.ASCII)
 _TIMES = re.compile(r"([0-9]{1,9})x(.*)", re.IGNORECASE)
-_APART = re.compile(r"((?:[0-9]{1,9}x)+)(?=[0-9A-Z])", re.IGNORECASE)
+_APART = re.compile(r"^(?:[0-9]{1,9}x)+(?=[0-9A-Z])", re.IGNORECASE)  # not within a model, such as RX7900XTX
 _MOST_GIB_MEANT = 4096
 """A larger number of bytes was meant as MiB."""
 _SIZE = re.compile(r"([0-9]{1,9})([MGT])i?B?", re.IGNORECASE | re.ASCII)
@@ -228,11 +228,9 @@ def _counted_parts(entry: str, *, of_nodes: bool) -> tuple[int, list[str]]:
 def _with_models_joined(parts: Sequence[str]) -> list[str]:
     """Return the words of a node with numbers apart, as in ``4x 8x H100``, and the words of a model as one."""
     found: list[str] = []
-    apart = []
-    for part in parts:
-        times = _APART.match(part)  # not within a model, such as RX7900XTX
-        apart += re.findall(r"[0-9]+x", times[1], re.IGNORECASE) if times else []
-        apart.append(part[times.end() :] if times else part)
+    apart = [
+        each for part in parts for each in _APART.sub(lambda times: re.sub("[xX]", r"\g<0> ", times[0]), part).split()
+    ]
     for part in apart:
         model = "=" not in part and not _TIMES.fullmatch(part)
         if model and found and "=" not in found[-1] and not _TIMES.fullmatch(found[-1]):

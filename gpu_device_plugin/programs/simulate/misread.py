@@ -14,19 +14,15 @@ from gpu_device_plugin.kubernetes.objects.quantity import quantity, whole_quanti
 from gpu_device_plugin.kubernetes.objects.requests import Resources
 from gpu_device_plugin.model.resources import Kind, Resource
 from gpu_device_plugin.programs.simulate.entries import shares_meant
-from gpu_device_plugin.programs.simulate.vendor_nodes import HAMI_MEMORY, OFFERED
+from gpu_device_plugin.programs.simulate.vendor_nodes import HAMI_MEMORY, NVIDIA, OFFERED
 from gpu_device_plugin.report.rules.printing import nearest
 
 _GPU = re.compile(r"gpu|nvidia|cuda|mig-|accelerator|npu|mlu|dcu|_nps[0-9]", re.IGNORECASE)
 _MEMORY = re.compile(r"mem|vram", re.IGNORECASE)
 _MIG = re.compile(r".*/mig-[0-9]g\.([0-9]+)gb.*", re.ASCII)
 _ANNOTATIONS = {"gpu-fraction": "KAI Scheduler and run:ai", "gpu-memory": "KAI Scheduler and run:ai"}
-_HAMI_IGNORED = {
-    "nvidia.com/gpucores": "nvidia.com/gpu",
-    "nvidia.com/priority": "nvidia.com/gpu",
-    "amd.com/gpucores": "amd.com/gpu",
-}
-"""With HAMi: parts of GPUs' time, which are not simulated."""
+_OF_HAMI = frozenset({HAMI_MEMORY, "nvidia.com/gpucores", "nvidia.com/priority"})
+"""With HAMi, beside whole GPUs: parts of their memory, which are read, and of their time, which are not simulated."""
 
 
 class _Container(msgspec.Struct, gc=False):
@@ -72,14 +68,13 @@ def _of_container(
     limits: Mapping[str, Any], requests: Mapping[str, Any], names: Mapping[str, Resource]
 ) -> Iterator[str]:
     domains = {name.partition("/")[0] for name in names}
-    beside_hami = {**HAMI_MEMORY, **_HAMI_IGNORED}
     for name, amount in {**requests, **limits}.items():
         asked = f"it asks for {name[:80]}: {str(amount)[:40]}"
         if name in names:
             yield from _of_amount(asked, str(amount), names[name])
             if name not in limits:
                 yield f"{asked}, and only as a request; write it as a limit"
-        elif (whole := beside_hami.get(name)) in names and whole in limits:
+        elif name in _OF_HAMI and NVIDIA in names and NVIDIA in limits:
             continue
         elif _GPU.search(name) or name.partition("/")[0] in domains:
             yield f"{asked}, which is not read; {_nearest(name, names)}"

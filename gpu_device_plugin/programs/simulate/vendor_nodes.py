@@ -19,7 +19,7 @@ from gpu_device_plugin.programs.simulate.entries import SHARE_MIB, known_model
 from gpu_device_plugin.programs.simulate.model import counted
 from gpu_device_plugin.scheduler.rules.pod_demand import amount_of
 
-_NVIDIA, _AMD = "nvidia.com/gpu", "amd.com/gpu"
+NVIDIA, _AMD = "nvidia.com/gpu", "amd.com/gpu"
 """The resources of whole GPUs, unless NVIDIA's device plugin is told to hand each out several times, or AMD's GPUs have
 partitions: these are GPUs then."""
 _RENAMED = "nvidia.com/gpu.shared"
@@ -29,10 +29,10 @@ _PARTITIONS = tuple(
     for each, memory in pairs(("spx", "dpx", "tpx", "qpx", "cpx"), ("nps1", "nps2", "nps4", "nps8"))
 )
 """The same where AMD's plugin names GPUs by how they are partitioned (``resource_naming_strategy=mixed``)."""
-HAMI_MEMORY = {"nvidia.com/gpumem": _NVIDIA, "amd.com/gpumem": _AMD}
-"""With HAMi: MiB of each GPU that a pod asks for, beside the resource of so many GPUs."""
-_COUNT, _MEMORY, _PRODUCT, _REPLICAS = (f"{_NVIDIA}.{each}" for each in ("count", "memory", "product", "replicas"))
-_HAMI, _HAMI_AMD = "hami.io/node-nvidia-register", "hami.io/node-amd-register"
+HAMI_MEMORY = "nvidia.com/gpumem"
+"""With HAMi: MiB of each GPU that a pod asks for."""
+_COUNT, _MEMORY, _PRODUCT, _REPLICAS = (f"{NVIDIA}.{each}" for each in ("count", "memory", "product", "replicas"))
+_HAMI = "hami.io/node-nvidia-register"
 _COUNTED = ("beta.amd.com/gpu.", "amd.com/gpu.")
 """Beginnings of the labels of AMD's node labeller, which end in a value: they have the number of GPUs with it."""
 _GIB = re.compile(r"([0-9]{1,5})G", re.ASCII)
@@ -76,7 +76,10 @@ def _of_nvidia(node: NodeRecord, offered: int) -> VendorNode:
         return _unknown(f"its label {_COUNT} is no number of GPUs")
     note = ""
     if sliced:
-        note = _of_hami(number, offered, "nvidia.com/gpumem")
+        note = (
+            f"its {counted(number, 'GPU')} count, not the {offered:,} slices that HAMi makes of them; pods take the "
+            f"{HAMI_MEMORY} that they ask for"
+        )
     elif number < listed:
         rest = listed - number
         be = "is" if rest == 1 else "are"
@@ -87,13 +90,6 @@ def _of_nvidia(node: NodeRecord, offered: int) -> VendorNode:
     model = product.replace("-", " ")
     gpus = tuple([ListedGpu(at, shares, model=model, memory_mib=memory_mib) for at in range(number)])
     return VendorNode(NodeGpus(gpus, share_mib=SHARE_MIB), replicas, note)
-
-
-def _of_hami(number: int, offered: int, memory: str) -> str:
-    return (
-        f"its {counted(number, 'GPU')} count, not the {offered:,} slices that HAMi makes of them; pods take the "
-        f"{memory} that they ask for"
-    )
 
 
 def _unknown(problem: str) -> VendorNode:
@@ -123,35 +119,28 @@ def _labelled(labels: Mapping[str, str], key: str) -> int:
 
 
 def _of_amd(node: NodeRecord, offered: int) -> VendorNode:
-    sizes = {
-        int(found[1]): number for text, number in _by_value(node.labels, "vram") if (found := _GIB.fullmatch(text))
-    }
+    sizes = {int(size[1]): n for text, n in _by_value(node.labels, "vram") if (size := _GIB.fullmatch(text))}
     if not sizes:
         return _unknown(
             "no label amd.com/gpu.vram says how much memory its GPUs have; deploy AMD's node labeller, or name it in "
             "words"
         )
-    listed, sliced = sum(sizes.values()), _HAMI_AMD in node.annotations
-    if len(sizes) == 1 and not (sliced and listed):
-        sizes, listed = dict.fromkeys(sizes, offered), offered
-    if listed > MOST_GPUS or (listed != offered and not sliced):
+    if len(sizes) == 1 and not any(sizes.values()):
+        sizes = dict.fromkeys(sizes, offered)
+    if (listed := sum(sizes.values())) > MOST_GPUS or listed != offered:
         return _unknown(f"its labels count {listed:,} GPUs, and it offers {offered:,}; name it in words")
     products = [name.replace("_", " ") for name, _ in _by_value(node.labels, "product-name")]
     model = products[0] if len(products) == 1 else ""
     _, most = known_model(model) or ("", 0)
-    every = [
+    gpus: list[ListedGpu] = []
+    for gib, number in sorted(sizes.items(), reverse=True):
         # The label is rounded to GiB, and an agent rounds down. What is smaller than its model is a partition of it.
-        (most if gib - 2 <= most <= gib else ((gib << 10) - _RESERVED_MIB) // SHARE_MIB, gib << 10)
-        for gib, number in sorted(sizes.items(), reverse=True)
-        for _ in range(number)
-    ]
-    gpus = tuple(
-        [ListedGpu(at, shares, model=model, memory_mib=mib) for at, (shares, mib) in enumerate(every) if shares > 0]
-    )
+        shares = most if gib - 2 <= most <= gib else ((gib << 10) - _RESERVED_MIB) // SHARE_MIB
+        listing = range(len(gpus), len(gpus) + number) if shares > 0 else ()
+        gpus += [ListedGpu(at, shares, model=model, memory_mib=gib << 10) for at in listing]
     if not gpus:
         return _unknown("its GPUs have less memory than a share of 1 GiB")
-    note = _of_hami(len(gpus), offered, "amd.com/gpumem") if sliced else ""
-    return VendorNode(NodeGpus(gpus, share_mib=SHARE_MIB), note=note)
+    return VendorNode(NodeGpus(tuple(gpus), share_mib=SHARE_MIB))
 
 
 def _by_value(labels: Mapping[str, str], what: str) -> list[tuple[str, int]]:
@@ -186,14 +175,14 @@ class Vendor:
 _NFD = "feature.node.kubernetes.io"
 _FOUND = (f"{_NFD}/amd-gpu", *(f"{_NFD}/pci-{each}_1002.present" for each in ("0300", "0302", "0380", "1200")))
 VENDORS = (
-    Vendor("NVIDIA", (_NVIDIA, _RENAMED), "GPU feature discovery", "nvidia.com/", (_COUNT, _PRODUCT), _of_nvidia),
+    Vendor("NVIDIA", (NVIDIA, _RENAMED), "GPU feature discovery", "nvidia.com/", (_COUNT, _PRODUCT), _of_nvidia),
     Vendor("AMD", (_AMD, *_PARTITIONS), "AMD's node labeller", "amd.com/", (*_COUNTED, *_FOUND), _of_amd),
     Vendor("Intel", (), "", "gpu.intel.com/", (f"intel.{_NFD}/gpu",), lambda _node, _offered: _unknown("")),
 )
 """Labels by GPU feature discovery (k8s-device-plugin, docs/gpu-feature-discovery), AMD's node labeller and GPU Operator
 (ROCm/k8s-device-plugin, cmd/k8s-node-labeller), Node Feature Discovery and Intel's rules for it."""
 OFFERED = tuple(Resource(Kind.COUNT, name) for vendor in VENDORS for name in vendor.names)
-_READ = frozenset({_MEMORY, _REPLICAS, _HAMI, _HAMI_AMD})
+_READ = frozenset({_MEMORY, _REPLICAS, _HAMI})
 _LABELS = tuple(label for vendor in VENDORS for label in vendor.labels)
 
 
@@ -226,11 +215,6 @@ def not_offered(node: NodeRecord) -> str:
     return ""
 
 
-def vendor_node(node: NodeRecord, vendor: Vendor) -> VendorNode:
-    """Return the GPUs of a node that has some of a vendor's resources."""
-    return vendor.read(node, vendor.offered_by(node))
-
-
 # --- What pods have of them -------------------------------------------------------------------------------------------
 
 
@@ -246,7 +230,7 @@ def as_kinds(kind: PodKind, pod: Pod, slice_shares: int) -> list[PodKind]:
     """
     if kind.shares or not kind.gpus or not held_by(pod):
         return [kind]
-    memory_mib = max((pod.requests or {}).get(name, 0) for name in HAMI_MEMORY)
+    memory_mib = (pod.requests or {}).get(HAMI_MEMORY, 0)
     if memory_mib:
         # A request counts for the pod, and HAMi gives each GPU as much.
         return [PodKind(ceil(memory_mib / SHARE_MIB), kind.gpus, kind.cpu_milli, kind.memory_mib, kind.selector)]

@@ -200,8 +200,8 @@ def test_the_driver_answers_for_its_own_gpus_and_not_for_partitions(kernel: Dmem
     driver = Drm(["amdgpu"], str(tmp_path))
     driver._dmem = limits(kernel)
     driver._gpus = [
-        ListedGpu(whole, {"uuid": GPU}, "renderD128", 1, partition=False),
-        ListedGpu(part, {"uuid": f"{GPU}-p1"}, "renderD129", 2, partition=True),
+        ListedGpu(whole, {"uuid": GPU}, 1, partition=False),
+        ListedGpu(part, {"uuid": f"{GPU}-p1"}, 2, partition=True),
     ]
     uuids = (GPU, f"{GPU}-p1", "GPU-of-another-driver")
     wanted: list[tuple[str, str, int | None, int]] = [(uuid, leaf, 4096, 0) for uuid in uuids]

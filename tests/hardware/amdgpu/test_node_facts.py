@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_device_plugin.hardware.amdgpu.drm_driver import node_facts
 from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles
-from gpu_device_plugin.hardware.amdgpu.node_facts import node_facts
 from tests.hardware.amdgpu.trees import write
 
 BOUND = {
@@ -32,10 +32,10 @@ def test_a_topology_that_the_device_cgroup_forbids_is_told(tmp_path: Path, monke
     assert not node_facts(str(tmp_path))[1]
     read = KernelFiles.content
 
-    def forbidden(files: KernelFiles, path: str) -> bytes:
+    def forbidden(files: KernelFiles, path: str, most: int = 1 << 16) -> bytes:
         if path.endswith("properties"):
             raise PermissionError(1, "Operation not permitted")
-        return read(files, path)
+        return read(files, path, most)
 
     monkeypatch.setattr(KernelFiles, "content", forbidden)
     assert node_facts(str(tmp_path))[1]

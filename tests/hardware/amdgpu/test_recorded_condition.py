@@ -47,7 +47,7 @@ def test_a_recorded_gpu_tells_what_its_files_tell(name: str, tmp_path: Path) -> 
         place.mkdir(parents=True)
         (place / PCI).symlink_to(recorded.resolve())
     files = KernelFiles(str(tmp_path))
-    gpu = ListedGpu(Board(PCI, driver, {}), {"uuid": name}, "renderD128", None, partition=False, hive=0)
+    gpu = ListedGpu(Board(PCI, driver, {}), {"uuid": name}, None, partition=False, hive=0)
     (told,) = TelemetryReader(files).read([gpu], [*TelemetryGroup])
     assert tuple(told.get(field) for field in SHOWN) == shown
     assert tuple(told.get(field) for field in LINK) == link

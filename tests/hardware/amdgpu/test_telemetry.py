@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.hardware.amdgpu.drm_driver import Drm
-from gpu_device_plugin.hardware.amdgpu.telemetry import energy_mj, highest, link, residencies, throttle
+from gpu_device_plugin.hardware.amdgpu.telemetry import highest, link, residencies, throttle
 from gpu_device_plugin.model.telemetry import TelemetryGroup
 from tests.hardware.amdgpu.trees import b580, mi300x, rx7900xtx, write
 
@@ -55,13 +55,13 @@ SENSORS: Mapping[str, str | int] = {
 }
 
 
-def metrics(content: int, *, status: int = 0, energy: int = 0, throttled: tuple[int, ...] = (0,) * 5) -> bytes:
+def metrics(content: int, *, status: int = 0, throttled: tuple[int, ...] = (0,) * 5) -> bytes:
     """Return gpu_metrics of version 1.`content`, as far as it is read."""
     if content == 3:
         body = bytes(108) + struct.pack("<Q", status)
     else:
         before = bytes(12 if content == 6 else 20)
-        body = before + struct.pack("<QQI5I", energy, 0, 1, *throttled) + bytes(64)
+        body = before + struct.pack("<QQI5I", 0, 0, 1, *throttled) + bytes(64)
     return struct.pack("<HBB", 4 + len(body), 1, content) + body
 
 
@@ -181,6 +181,16 @@ def test_memory_errors_leave_out_those_of_the_links(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("group", "fields"), [("nvlink", {"nvlink_errors"}), ("memory-errors", {"ecc_corrected", "ecc_uncorrected"})]
+)
+def test_errors_are_told_by_the_group_that_is_asked_for(group: str, fields: set[str], tmp_path: Path) -> None:
+    (pci,) = mi300x(tmp_path)
+    files = {"ras/umc_err_count": "ue: 2\nce: 40", "ras/xgmi_wafl_err_count": "ue: 1\nce: 5"}
+    (told,) = opened(tmp_path, pci, files).condition([group])
+    assert told.keys() == {"uuid", *fields}
+
+
 def test_partitions_share_what_is_their_boards_and_only_the_first_tells_its_power(tmp_path: Path) -> None:
     (pci,) = mi300x(tmp_path, partitions=4)
     told = opened(tmp_path, pci, {**SENSORS, "gpu_busy_percent": 90}).condition(["thermal", "power", "load"])
@@ -238,25 +248,10 @@ def test_newer_metrics_count_how_long_each_cause_throttled(tmp_path: Path, conte
     assert told(6, 16, 8, 9, 10) == 0x20
 
 
-@pytest.mark.parametrize(
-    ("told", "millijoules"),
-    [
-        (metrics(6, energy=1 << 16), 1000),
-        (metrics(7, energy=3 << 15), 1500),
-        (metrics(8, energy=(1 << 64) - 1), None),
-        (metrics(3), None),
-        (metrics(6)[:40], None),
-    ],
-)
-def test_energy_has_a_unit_only_in_newer_metrics(told: bytes, millijoules: int | None) -> None:
-    assert energy_mj(told) == millijoules
-
-
 @given(st.binary(max_size=160))
 def test_no_metrics_fail(anything: bytes) -> None:
     throttle(anything)
     residencies(anything)
-    energy_mj(anything)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What a container gets: its variables, device nodes and CDI names."""
 
+import stat
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from gpu_device_plugin.node.rules.container_grants import (
     Delivery,
     Grant,
     Mount,
+    closed,
     grant,
 )
 
@@ -243,3 +245,8 @@ def test_a_mig_instance_comes_with_the_node_of_its_gpu_and_those_of_its_capabili
     assert grant(placement, shares, Delivery(frozenset(methods.split()))) == Grant(
         {"NVIDIA_VISIBLE_DEVICES": visible}, nodes, names
     )
+
+
+@pytest.mark.parametrize(("mode", "refused"), [(0o660, True), (0o666, False), (0o664, True), (0o600, True)])
+def test_a_device_node_is_closed_unless_everybody_may_read_and_write_it(mode: int, *, refused: bool) -> None:
+    assert closed(stat.S_IFCHR | mode) is refused

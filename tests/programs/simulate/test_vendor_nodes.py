@@ -81,17 +81,6 @@ def test_partitions_are_gpus_by_whatever_name_they_are_offered() -> None:
     assert any("amd.com/cpx_nps4: 3, which is not read; did you mean amd.com/gpu?" in note for note in alone.notes)
 
 
-def test_memory_of_hamis_is_what_its_pods_ask_for() -> None:
-    limits = {"amd.com/gpu": "1", "amd.com/gpumem": "8192", "amd.com/gpucores": "30"}
-    sliced = of_amd("a", 80, MI210, annotations={"hami.io/node-amd-register": "[]"})
-    found = listed(sliced, pod("p", container(limits=limits), uid="p"))
-    assert [each.shape.sizes for each in found.nodes] == [(63,) * 8]
-    assert [(kind.shares, kind.gpus) for _, kind in coming(found)] == [(8, 1)]
-    assert any(
-        "not the 80 slices that HAMi makes of them; pods take the amd.com/gpumem" in note for note in found.notes
-    )
-
-
 @pytest.mark.parametrize(
     ("made", "said"),
     [
@@ -100,7 +89,8 @@ def test_memory_of_hamis_is_what_its_pods_ask_for() -> None:
             "no label amd.com/gpu.vram says how much memory its GPUs have; deploy AMD's node labeller",
         ),
         (of_amd("a", 8, {"amd.com/gpu.vram": "lots"}), "no label amd.com/gpu.vram says"),
-        (of_amd("a", 999, MI210), "its labels count 999 GPUs, and it offers 999; name it in words"),
+        (of_amd("a", 999, alike(999, vram="64G")), "its labels count 999 GPUs, and it offers 999; name it in words"),
+        (of_amd("a", 80, MI210), "its labels count 8 GPUs, and it offers 80; name it in words"),  # HAMi's slices
         (of_amd("a", 1, alike(1, vram="1G")), "its GPUs have less memory than a share of 1 GiB"),
         (
             of_amd("a", 0, MI210),
