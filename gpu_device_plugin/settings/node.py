@@ -69,9 +69,8 @@ class NodeSettings(ResourceSettings, LogSettings):
     exclude_gpus: tuple[str, ...] = knob(
         "",
         several("GPU", _gpu_name),
-        "GPUs that are not shared, by UUID or by number (nvidia-smi's, and those of other drivers after these, in PCI "
-        "order), which shifts when a GPU disappears. A GPU in MIG mode stands for all its instances; name a single one "
-        "by its UUID, or like 0:3.",
+        "GPUs that are not shared, by UUID or by number (nvidia-smi's; others follow in PCI order), which shifts when "
+        "a GPU disappears. A GPU in MIG mode stands for all its instances; name a single one by its UUID, or like 0:3.",
     )
     share_size_mib: int = knob(
         "1GiB",
