@@ -43,10 +43,10 @@ def driver(node: NodeSymptoms) -> Iterator[Finding]:
     if not models and node.inventory.unread:
         return
     if not models:
-        why = {"why": node.left_out} if node.left_out else {}
-        text = "driver {version} lists no GPU" + ": {why}" * len(why)
+        more = {"why": node.left_out} if node.left_out else {}
+        text = "driver {version} lists no GPU" + ": {why}" * len(more)
         tool = "nvidia-smi -L on the node" if node.of_nvidia else "the agent's log"
-        yield error("no-gpu", text, f"see {tool}, and whether lspci shows the cards", version=version, **why)
+        yield error("no-gpu", text, f"see {tool}, and whether lspci shows the cards", version=version, **more)
         return
     cards = ", ".join(f"{count} x {model}" for model, count in sorted(models.items()))
     invented = " (invented)" if node.invented else ""
