@@ -137,7 +137,7 @@ def kernel(node: NodeSymptoms) -> Iterator[Finding]:
     if groups := sorted(set(node.node_groups.values())):
         yield note(
             "device-group",
-            "{paths:device node is|device nodes are} open to root and to group {groups} of this node alone",
+            "{paths:device node is|device nodes are} open only to root and to group {groups} of this node",
             f"a pod whose containers do not run as root needs spec.securityContext.supplementalGroups: {groups}",
             paths=len(node.node_groups),
             groups=" and ".join(map(str, groups)),
