@@ -57,7 +57,8 @@ def misread_exclusions(excluded: Iterable[str], inventory: Inventory, shares: Sh
     others = [name for name in excluded if name in by_index and here.get(name, by_index[name]) != by_index[name]]
     if not others:
         return ""
-    which = ", ".join(f"{name}, by which nvidia-smi counts {by_index[name]}" for name in others)
+    counting = "nvidia-smi" if any(gpu.driver == NVIDIA for gpu in inventory.gpus) else "the driver"
+    which = ", ".join(f"{name}, by which {counting} counts {by_index[name]}" for name in others)
     return f"--exclude-gpus names {which}; this node's list counts another GPU so, therefore use UUIDs"
 
 

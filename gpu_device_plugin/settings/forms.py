@@ -128,8 +128,8 @@ def _hardware(text: str) -> str:
     if re.match(r"[0-9]+x", text):
         raise ValueError(f"{text!r} names no GPUs; did you mean fake:{text}?")
     raise ValueError(
-        f"{text!r} names no GPUs; write auto for the GPUs of this machine, fake:4xT4 for fake ones, or the path of "
-        "a .yaml file that describes fake ones"
+        f"{text!r} names no GPUs; write auto for the GPUs of this machine, nvml, amdgpu or xe for those of one driver, "
+        "fake:4xT4 for fake ones, or the path of a .yaml file that describes fake ones"
     )
 
 

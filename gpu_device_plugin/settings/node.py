@@ -35,6 +35,8 @@ from gpu_device_plugin.settings.knobs import Form, SettingsError, knob
 
 def _gpu_name(text: str) -> str:
     of_kernel = r"(?:GPU-[0-9A-F]{16}|PCI-[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7])(?:-p[0-7])?"
+    # rocminfo writes small letters.
+    text = re.sub(r"\AGPU-[0-9a-fA-F]{16}(?=-p|\Z)", lambda found: f"GPU-{found[0][4:].upper()}", text)
     of_nvml = r"GPU-[0-9a-fA-F-]{36}|MIG-[0-9a-zA-Z/-]{36,92}"
     if re.fullmatch(rf"[0-9]{{1,3}}(:[0-9]{{1,2}})?|{of_nvml}|{of_kernel}", text, re.ASCII):
         return text
@@ -67,8 +69,8 @@ class NodeSettings(ResourceSettings, LogSettings):
     exclude_gpus: tuple[str, ...] = knob(
         "",
         several("GPU", _gpu_name),
-        "GPUs that are not shared, by UUID or by nvidia-smi's number, which shifts when a GPU disappears. A GPU in "
-        "MIG mode stands for all its instances; name a single one by its UUID, or like 0:3.",
+        "GPUs that are not shared, by UUID or by number (nvidia-smi's; others follow in PCI order), which shifts when "
+        "a GPU disappears. A GPU in MIG mode stands for all its instances; name a single one by its UUID, or like 0:3.",
     )
     share_size_mib: int = knob(
         "1GiB",

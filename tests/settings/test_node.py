@@ -144,6 +144,12 @@ def test_what_people_write_becomes_a_value(name: str, text: str, field: str, val
     assert getattr(read({name: text}), field) == value
 
 
+@pytest.mark.parametrize("partition", ["", "-p7"])
+def test_the_unique_id_of_a_gpu_may_have_small_letters_as_rocminfo_writes_them(partition: str) -> None:
+    settings = read({"exclude_gpus": f"GPU-8d10ac5e0000000f{partition}"})
+    assert settings.exclude_gpus == (f"GPU-8D10AC5E0000000F{partition}",)
+
+
 @pytest.mark.parametrize("api", ["auto", "off", "in-cluster", "/etc/kube/config", "./config", "http://127.0.0.1:8001"])
 def test_the_api_is_a_word_a_path_or_an_address(api: str) -> None:
     assert read({"api": api, "node_name": "n"}).api == api

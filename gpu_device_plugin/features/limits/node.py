@@ -57,7 +57,7 @@ def _lack(state: LimitsState | str) -> str:
     """Return why the helper sets no limits by dmem, as a clause; empty: it does."""
     if isinstance(state, str):
         return dmem.NOT_THERE if state == rules.NOT_THERE else state
-    return state.dmem
+    return state.dmem and f"the limit helper sets no limits by dmem: {state.dmem}"
 
 
 def dmem_facts(memory_dir: Path | None, root: Path) -> Facts:

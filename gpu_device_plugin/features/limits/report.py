@@ -153,7 +153,7 @@ def limits_here(  # noqa: PLR0917 - what a check reads
     elif Enforcement.ADVISORY in present or not given:
         advisory = [given[position] for position, gpu in made.items() if gpu.enforcement is Enforcement.ADVISORY]
         on_instances = bool(advisory) and all(gpu.instance is not None for gpu in advisory)
-        no_mps = on_instances or (bool(advisory) and all(gpu.driver != NVIDIA for gpu in advisory))
+        no_mps = on_instances or all(gpu.driver != NVIDIA for gpu in advisory)
         yield note(
             "limits-advisory-mig" if on_instances else "limits-advisory",
             "{limits} (driver {version})",

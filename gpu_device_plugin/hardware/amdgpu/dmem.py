@@ -50,7 +50,9 @@ class Dmem:
                 return f"{self._controller}.capacity names no memory of a GPU"
             self._enable(self._mount)
         except OSError as error:
-            return f"{self._mount} cannot be written ({os.strerror(error.errno or 0)}): mount it writable, as root"
+            return (
+                f"{self._mount} cannot be written ({os.strerror(error.errno or 0)}): mount it writable, and run as root"
+            )
         return ""
 
     def limit(self, regions: Collection[str], uuid: str, path: str) -> Record:

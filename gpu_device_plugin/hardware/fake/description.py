@@ -50,6 +50,8 @@ which models there are, if need be with their memory and the MIG instances or pa
       - {at: 50s, hang: 10s}                  # every call to the driver
       - {at: 70s, crash: true}
       - {at: 80s, failure: context-lost}      # one of hardware/driver.py, or none
+
+It is one piece: each line of the form above has its reader, and the checks need what several of them read.
 """
 
 from __future__ import annotations

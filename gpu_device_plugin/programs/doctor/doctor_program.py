@@ -236,7 +236,9 @@ async def examined(
     mps_dir = settings.of(MpsSettings).mps_dir
     mps, mps_left = node_reading.mps_state((root or Path("/")) / mps_dir.relative_to("/"))
     real = settings.gpus in DRIVERS
-    device_nodes, unlinked, groups = device_nodes_of(where, view.inventory, settings.devices) if real else ({}, (), {})
+    kernel = KernelSeen(*node_facts(str(root or "").rstrip("/")))
+    looked = device_nodes_of(where, view.inventory, settings.devices, without_nvidia=kernel.alone) if real else None
+    device_nodes, unlinked, groups = looked or ({}, (), {})
     allocations, checkpoint_problem = checkpoint_read(settings)
     labels, engine = ({}, "") if isinstance(seen, Unknown) else (seen.node.labels, seen.node.runtime)
     instances = (gpu.instance for gpu in view.inventory.gpus if gpu.instance is not None and gpu.instance.alone)
@@ -261,6 +263,7 @@ async def examined(
         inventory=view.inventory,
         driver_problem="" if view.state is State.WATCHING else view.sentence,
         driver_missing=view.state is State.NO_LIBRARY,
+        left_out=view.sentence.partition("; ")[2],
         unhealthy={
             uuid: "; ".join(health.reasons) for uuid, health in view.health_by_uuid.items() if not health.healthy
         },
@@ -268,7 +271,7 @@ async def examined(
         device_nodes=device_nodes,
         unlinked_nodes=unlinked,
         node_groups=groups,
-        kernel=KernelSeen(*node_facts(str(root or "").rstrip("/"))),
+        kernel=kernel,
         runtimes=_HIDDEN if root is None else node_reading.runtimes(root, engine),
         cdi_devices=_HIDDEN if root is None else node_reading.cdi_devices(root),
         toolkit=_HIDDEN if root is None else node_reading.toolkit(root, run=root == Path("/")),
@@ -324,12 +327,12 @@ async def _driver(
 
 
 def device_nodes_of(
-    where: DoctorPlace, inventory: Inventory, devices: Sequence[str]
+    where: DoctorPlace, inventory: Inventory, devices: Sequence[str], *, without_nvidia: bool = False
 ) -> tuple[dict[str, str], tuple[str, ...], Mapping[str, int]]:
     """Return the fault of each device node, those without a link in /dev/char, and groups; see `NodeSymptoms`."""
     if (where.dev / "dxg").exists() and not (where.dev / Path(CONTROL_NODES[0]).name).exists():
         return {"/dev/dxg": ""}, (), {}  # WSL2 has this one for all GPUs
-    of_nvidia = not inventory.gpus or any(gpu.driver == NVIDIA for gpu in inventory.gpus)
+    of_nvidia = not (inventory.gpus or without_nvidia) or any(gpu.driver == NVIDIA for gpu in inventory.gpus)
     # A GPU and its MIG instances have one node.
     drivers = dict.fromkeys(CONTROL_NODES if of_nvidia else (), NVIDIA)
     drivers |= {path: gpu.driver for gpu in inventory.gpus for path in gpu.device_paths}

@@ -210,8 +210,8 @@ def _location(
     if status.groups is not None and (lacking := {group for gpu in gpus for group in gpu.groups} - status.groups):
         yield note(
             "device-group",
-            "Its containers do not run as root, and the device nodes of its GPUs are open to group {groups} of the "
-            "node alone. Set spec.securityContext.supplementalGroups: [{groups}].",
+            "Its containers do not run as root, and only group {groups} of the node may open the device nodes of "
+            "its GPUs. Set spec.securityContext.supplementalGroups: [{groups}].",
             groups=", ".join(map(str, sorted(lacking))),
         )
     shared = [position for position, _ in usage.shares]

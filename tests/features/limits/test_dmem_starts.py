@@ -131,7 +131,7 @@ async def test_what_the_helper_says_of_dmem_is_published(world: World) -> None:
         await rounds(2, POLL_S)
         assert link.lack_of_dmem.value == dmem.NOT_THERE
         world.says({}, "the mount is read-only")
-        await eventually(lambda: link.lack_of_dmem.value == "the mount is read-only")
+        await eventually(lambda: link.lack_of_dmem.value.endswith(" by dmem: the mount is read-only"))
         world.says({})
         await eventually(lambda: link.lack_of_dmem.value == "")
         world.says({}, beat_s=NOW_S - running_limits.BEAT_S - 1)
@@ -251,7 +251,7 @@ async def test_a_gpu_has_the_kernels_limits_while_the_helper_sets_them(world: Wo
     )
     assert [each.value for each in feature.means_follow()] == [""]
     world.says({}, "the mount is read-only")
-    assert chosen() == (Enforcement.ADVISORY, "the mount is read-only")
+    assert chosen() == (Enforcement.ADVISORY, "the limit helper sets no limits by dmem: the mount is read-only")
 
 
 async def test_a_kernel_that_counts_no_memory_is_the_reason(world: World, tmp_path: Path) -> None:

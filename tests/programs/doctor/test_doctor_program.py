@@ -285,6 +285,7 @@ def test_of_a_kernels_device_nodes_the_group_is_read_and_no_link_for_systemd_is_
     assert nodes == {"/dev/kfd": "", "/dev/dri/renderD128": "is no device", "/dev/dri/card0": "is missing"}
     without, *_ = device_nodes_of(where, Inventory((gpu,)), ("envvar",))
     assert without.keys() == {"/dev/kfd", "/dev/dri/renderD128"}
+    assert device_nodes_of(where, Inventory(), ("envvar",), without_nvidia=True) == ({}, (), {})
     assert (unlinked, groups) == ((), {"/dev/dri/renderD128": (tmp_path / "dev/dri/renderD128").stat().st_gid})
 
 

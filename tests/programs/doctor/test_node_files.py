@@ -239,8 +239,8 @@ def test_what_kernel_and_limit_helper_say_of_dmem(tmp_path: Path) -> None:
     (cgroups / "dmem.capacity").touch()
     assert dmem_facts(memory, tmp_path) == Facts("", NO_LIMIT_HELPER)
     state = tmp_path / "run/gpushare/memory" / LIMIT_FILES.state_file
-    for said in ("", "it may not write"):
+    for said, told in (("", ""), ("no", "the limit helper sets no limits by dmem: no")):
         state.write_text(LIMIT_FILES.write_state(LimitsState(dmem=said), boot_time()))
-        assert dmem_facts(memory, tmp_path) == Facts("", said)
+        assert dmem_facts(memory, tmp_path) == Facts("", told)
     state.write_text(LIMIT_FILES.write_state(LimitsState(dmem=""), boot_time() - running_limits.BEAT_S - 1))
     assert dmem_facts(memory, tmp_path) == Facts("", running_limits.SILENT)

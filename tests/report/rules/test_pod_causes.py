@@ -82,8 +82,8 @@ def test_the_sentences_of_a_pod_that_has_its_place() -> None:
             frozenset({1000}),
             [
                 (
-                    "Its containers do not run as root, and the device nodes of its GPUs are open to group 993 of the "
-                    "node alone. Set spec.securityContext.supplementalGroups: [993]."
+                    "Its containers do not run as root, and only group 993 of the node may open the device nodes of "
+                    "its GPUs. Set spec.securityContext.supplementalGroups: [993]."
                 )
             ],
         ),

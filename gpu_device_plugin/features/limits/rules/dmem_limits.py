@@ -13,7 +13,10 @@ from gpu_device_plugin.model.limits import Enforcement, LimitState, LimitStatus
 from gpu_device_plugin.model.resources import Kind
 from gpu_device_plugin.model.shares import parse_id
 
-NOT_THERE = "the limit helper, which sets limits by dmem, does not run on this node: apply deploy/optional/limits.yaml"
+NOT_THERE = (
+    "the limit helper, which sets limits by dmem, does not run on this node: install it with make deploy OVERLAY=amd "
+    "WITH=limits, or OVERLAY=mixed-limits beside NVIDIA nodes"
+)
 NOT_YET = "the limit helper has not set it yet"
 _NONE: Mapping[LimitKey, MemoryLimit] = MappingProxyType({})
 ESCAPED_MIB = 64

@@ -25,7 +25,7 @@ NO_LEAF = (
     "limit helper does not know"
 )
 NO_GPU = "the driver lists no such GPU"
-WRITABLE = "run the limit helper as deploy/optional/limits.yaml says, with the node's /sys/fs/cgroup mounted writable"
+WRITABLE = "run it as root, with the node's /sys/fs/cgroup mounted writable, as deploy/overlays/amd does"
 
 _SUCCESS = 0
 # Return codes of NVML.

@@ -43,9 +43,10 @@ def driver(node: NodeSymptoms) -> Iterator[Finding]:
     if not models and node.inventory.unread:
         return
     if not models:
-        text = "driver {version} lists no GPU"
+        more = {"why": node.left_out} if node.left_out else {}
+        text = "driver {version} lists no GPU" + ": {why}" * len(more)
         tool = "nvidia-smi -L on the node" if node.of_nvidia else "the agent's log"
-        yield error("no-gpu", text, f"see {tool}, and whether lspci shows the cards", version=version)
+        yield error("no-gpu", text, f"see {tool}, and whether lspci shows the cards", version=version, **more)
         return
     cards = ", ".join(f"{count} x {model}" for model, count in sorted(models.items()))
     invented = " (invented)" if node.invented else ""
@@ -136,7 +137,7 @@ def kernel(node: NodeSymptoms) -> Iterator[Finding]:
     if groups := sorted(set(node.node_groups.values())):
         yield note(
             "device-group",
-            "{paths:device node is|device nodes are} open to root and to group {groups} of this node alone",
+            "{paths:device node is|device nodes are} open only to root and to group {groups} of this node",
             f"a pod whose containers do not run as root needs spec.securityContext.supplementalGroups: {groups}",
             paths=len(node.node_groups),
             groups=" and ".join(map(str, groups)),

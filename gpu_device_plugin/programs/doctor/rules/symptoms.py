@@ -276,6 +276,8 @@ class NodeSymptoms:
     """Why the driver cannot be used, with advice."""
     driver_missing: bool = False
     """The reason is that its library is not here."""
+    left_out: str = ""
+    """What it lacks, and which GPUs are left out for good."""
     inventory: Inventory
     unhealthy: Mapping[str, str] = field(default_factory=dict)
     """Why a GPU is out of service, by UUID."""

@@ -52,7 +52,7 @@ SHARE = 1024
         (MI300X, None, WELL, "cgroup version is unknown, and must be 2"),
         (MI300X, 1, WELL, "cgroup version is 1, and must be 2"),
         (MI300X, 2, Facts(), "the setting memory_dir names no directory"),
-        (MI300X, 2, Facts(helper=dmem.NOT_THERE), "apply deploy/optional/limits.yaml"),
+        (MI300X, 2, Facts(helper=dmem.NOT_THERE), "make deploy OVERLAY=amd WITH=limits"),
         (replace(MI300X, memory_limits=False), 2, Facts("CONFIG_CGROUP_DMEM", ""), "CONFIG_CGROUP_DMEM"),
         (replace(MI300X, memory_limits=False), 2, WELL, "no region of it, as amdgpu has from Linux 6.16 on"),
         (replace(B580, memory_limits=False), 2, WELL, "no region of it, as xe has from Linux 6.14 on"),
@@ -262,7 +262,7 @@ def test_what_was_read_back_says_whether_the_limit_holds(
         (0, 8192, 100, "took a limit of 4096 MiB, and it stays at 8192 MiB"),
         (6, None, None, "took a limit of 4096 MiB, and there is none"),
         (3, None, None, "the controller dmem is not enabled in the cgroup"),
-        (4, None, None, "deploy/optional/limits.yaml"),
+        (4, None, None, "as deploy/overlays/amd does"),
         (999, None, None, "it may just have ended"),
     ],
 )

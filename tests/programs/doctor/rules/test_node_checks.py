@@ -154,6 +154,7 @@ SHOWN = "paths runtimes devices gpu why"
         case("driver", "error no-driver-in-container", driver_problem="x", driver_missing=True, in_container=True),
         case("device nodes", driver_missing=True, device_nodes={"/dev/nvidiactl": "is missing"}),
         case("driver", "error no-gpu", inventory=NO_INVENTORY),
+        case("driver", "error no-gpu why=an APU", inventory=NO_INVENTORY, left_out="an APU"),
         case("driver", "ok driver", gpus="gpus.yaml"),
         case(
             "driver",
