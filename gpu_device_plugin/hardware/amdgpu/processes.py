@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from gpu_device_plugin.hardware.driver import Record
 
 NOT_SEEN = (
-    "processes that use GPUs of the driver {driver} {but} are not seen, because this container lacks the capability "
-    "SYS_PTRACE"
+    "processes that use GPUs of the driver {driver} {but} are not seen, because this container lacks the "
+    "capabilities SYS_PTRACE and DAC_READ_SEARCH"
 )
 _KFD_PROCESSES = "/sys/class/kfd/kfd/proc"
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": MIB, "GiB": 1 << 30}
 # Kinds of amounts in the order in which they are believed; which there are depends on driver and kernel.
 _AMOUNTS = "drm-resident-vram", "drm-memory-vram", "drm-total-vram"
 _DIGITS = "0123456789"
-_SYS_PTRACE = 1 << 19
+_SYS_PTRACE, _DAC = 1 << 19, 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, of which either does
 _INITIAL = "pid:[4026531836]"  # PROC_PID_INIT_INO in include/linux/proc_ns.h
 _MOST_OWN = 1 << 30
 """The most bytes that a driver keeps for itself: more is a process that was not seen."""
@@ -43,7 +43,7 @@ class Processes:
 
     KFD tells the memory that ROCm's processes allocated, by partition and to everybody, but always with the PIDs of the
     initial namespace: in another one they would name others. The fdinfo of DRM tells of all processes, to readers with
-    CAP_SYS_PTRACE.
+    CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH.
     """
 
     def __init__(self, files: KernelFiles, clock: Callable[[], float] = time.monotonic) -> None:
@@ -212,7 +212,10 @@ def _amount(value: str) -> int:
 
 
 def traces(files: KernelFiles) -> bool:
-    """Return whether this process has the capability SYS_PTRACE; where nothing tells, it has."""
+    """Return whether this process has the capabilities to read the fdinfo of others; where nothing tells, it has.
+
+    SYS_PTRACE opens the files, and DAC_READ_SEARCH the directory of a process that is not root.
+    """
     lines = (line.partition(":") for line in files.text("/proc/self/status").splitlines())
     mask = next((number(f"0x{value.strip()}") for key, _, value in lines if key == "CapEff"), None)
-    return mask is None or bool(mask & _SYS_PTRACE)
+    return mask is None or bool(mask & _SYS_PTRACE and mask & _DAC)

@@ -11,7 +11,7 @@ from tests.hardware.amdgpu.trees import write
 BOUND = {
     "/sys/bus/pci/drivers/amdgpu/0000:C1:00.0@": "x",
     "/proc/sys/kernel/osrelease": "6.16.3-arch1-1",
-    "/proc/self/status": "Name:\tpython\nCapEff:\t0000000000080000",
+    "/proc/self/status": "Name:\tpython\nCapEff:\t0000000000080004",
 }
 
 

@@ -18,7 +18,7 @@ from tests.hardware.amdgpu.trees import b580, mi300x, rx7900xtx, write
 MIB = 1 << 20
 KFD = "/sys/class/kfd/kfd/proc"
 ALL_CAPABILITIES = 0x1FFFFFFFFFF
-SYS_PTRACE = 1 << 19
+SYS_PTRACE, DAC = 1 << 19, 1 << 1 | 1 << 2
 
 
 class Node:
@@ -125,16 +125,17 @@ def test_no_fdinfo_fails(anything: str) -> None:
     assert vram(fields(anything)) >= 0
 
 
-def test_without_the_capability_rocm_alone_is_seen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lacking", [SYS_PTRACE, DAC])
+def test_without_the_capabilities_rocm_alone_is_seen(tmp_path: Path, lacking: int) -> None:
     (pci,) = rx7900xtx(tmp_path)
-    node = Node(tmp_path, capabilities=ALL_CAPABILITIES & ~SYS_PTRACE)
+    node = Node(tmp_path, capabilities=ALL_CAPABILITIES & ~lacking)
     node.rocm(70, 500, 512)
     node.opens(71, 5, "renderD200", pdev=pci, client_id=4, memory_vram="100 MiB")
     assert node.use() == [[(70, 512)]]
     (trouble,) = node.drm("amdgpu").inventory()["troubles"]
     assert trouble == (
         "processes that use GPUs of the driver amdgpu without ROCm are not seen, because this container lacks the "
-        "capability SYS_PTRACE"
+        "capabilities SYS_PTRACE and DAC_READ_SEARCH"
     )
 
 

@@ -132,7 +132,7 @@ def kernel(node: NodeSymptoms) -> Iterator[Finding]:
         text = "partitions of GPUs and links between them may not be read here, so only whole GPUs are shared"
         yield warning("topology-hidden", text, "run the agent privileged, as deploy/overlays/amd does")
     if not node.kernel.traces:
-        text = "without the capability SYS_PTRACE not all use of GPUs by processes is seen"
+        text = "without the capabilities SYS_PTRACE and DAC_READ_SEARCH not all use of GPUs by processes is seen"
         yield note("use-hidden", text, "deploy/overlays/amd gives it to the agent")
     if groups := sorted(set(node.node_groups.values())):
         yield note(
