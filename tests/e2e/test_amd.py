@@ -152,7 +152,8 @@ def installed(device_nodes: None) -> Iterator[Cluster]:  # noqa: ARG001
         mount = {"name": "fake", "mountPath": folder}
         container = {"name": "limits", "env": [fake], "volumeMounts": [mount]}
         patch_helper(cluster, {"containers": [container], "volumes": [{"name": "fake", "hostPath": {"path": folder}}]})
-        cluster.kubectl("--namespace=gpushare", "set", "env", "daemonset/gpushare-node", f"GPUSHARE_GPUS={DESCRIPTION}")
+        variables = (f"GPUSHARE_GPUS={DESCRIPTION}", "GPUSHARE_USAGE_INTERVAL=2s")
+        cluster.kubectl("--namespace=gpushare", "set", "env", "daemonset/gpushare-node", *variables)
         cluster.kubectl("label", "node", cluster.node, "gpushare=true")
         agent(cluster)
         yield cluster
