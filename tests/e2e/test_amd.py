@@ -1,7 +1,8 @@
-"""GPUs of AMD on real Kubernetes: they reach containers as device nodes, over restarts, beside one of NVIDIA's.
+"""GPUs of AMD on real Kubernetes, beside one of NVIDIA's: their device nodes and memory limits, over restarts.
 
-The GPUs are fake, and so are their device nodes: copies of /dev/null, which this machine has while the tests run.
-Everything else is real. On a cluster of its own.
+The GPUs are fake, and so are their device nodes: copies of /dev/null, which this machine has while the tests run. Fake
+are also the limits of cgroups, which the limit helper keeps in a file on the node. Everything else is real. On a
+cluster of its own, installed as the overlay for such nodes says.
 """
 
 import json
@@ -13,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.model.contract.keys import NODE_USE, USE_MODEL
+from gpu_device_plugin.model.contract.keys import MEMORY_LIMIT, NODE_USE, RESIZE_BOUND, USE_MODEL
 from gpu_device_plugin.model.contract.node_use import read_node_use
 from tests.builders import GPU_COUNT, GPU_MEM
 from tests.e2e import dra_lab, real_cluster, starting
 from tests.e2e.cluster import Cluster, process_of
-from tests.e2e.dra_lab import DEPLOY, DESCRIPTION, LONG_S, agent, delete, describe, environ, on_node, phase, run, waits
+from tests.e2e.dra_lab import DESCRIPTION, LONG_S, agent, delete, describe, environ, on_node, phase, run, waits
 
 Json = dict[str, Any]
 
@@ -33,13 +34,21 @@ ALL = {GPU_MEM: 16 + 16 + 14, GPU_COUNT: 3}
 
 
 def board(node: str, **more: Any) -> Json:
-    """Return a GPU with 16 shares of 1 GiB."""
-    return {"model": "MI300X", "memory": "16GiB", "devices": [KFD, node], **more}
+    """Return a GPU with 16 shares of 1 GiB, whose memory the kernel can limit."""
+    return {"model": "MI300X", "memory": "16GiB", "devices": [KFD, node], "memory_limits": True, **more}
 
 
 def pod(name: str, limits: dict[str, int], model: str = MODEL, **more: str) -> Json:
     body = dra_lab.pod(name, limits=limits, **{"schedulerName": "gpushare-scheduler", **more})
     body["metadata"]["annotations"] = {USE_MODEL: model}
+    return body
+
+
+def pair(name: str, main: int, side: int) -> Json:
+    """Return a pod of two containers with so many shares."""
+    body = pod(name, {GPU_MEM: main})
+    first = body["spec"]["containers"][0]
+    body["spec"]["containers"].append({**first, "name": "side", "resources": {"limits": {GPU_MEM: side}}})
     return body
 
 
@@ -58,6 +67,60 @@ def wait_until_offered(cluster: Cluster, amounts: dict[str, int]) -> None:
 def restarted(cluster: Cluster) -> int:
     pods = cluster.items("pods", "--namespace=gpushare", "--selector=app.kubernetes.io/component=node")
     return sum(each["restartCount"] for one in pods for each in one["status"].get("containerStatuses", ()))
+
+
+def kernel_limits(cluster: Cluster, name: str) -> dict[str, int]:
+    """Return the limits in MiB of a pod's cgroup, under an empty name, and of those of its containers."""
+    body = cluster.get("pod", name)
+    statuses = body["status"].get("containerStatuses", ())
+    names = {f"pod{body['metadata']['uid']}": ""}
+    names |= {each.get("containerID", "").rpartition("/")[2]: each["name"] for each in statuses}
+    kept = json.loads(on_node(cluster, f"cat {DESCRIPTION}.limits || echo '{{}}'"))
+    found = {path.rpartition("/")[2]: hard for limits in kept.values() for path, (hard, *_) in limits.items()}
+    return {names[leaf]: hard for leaf, hard in found.items() if names.get(leaf, "-") != "-"}
+
+
+def wait_until_limited(cluster: Cluster, name: str, **containers: int) -> None:
+    """Wait until a pod has the limits of these containers in GiB, and the node has read them back."""
+    expected = {"": 1024 * sum(containers.values())} | {each: 1024 * gib for each, gib in containers.items()}
+    cluster.until(lambda: kernel_limits(cluster, name) == expected, f"{name} has the limits {expected}", LONG_S)
+    cluster.until(lambda: verified(cluster).get(name) == "held", f"the limits of {name} hold", LONG_S)
+
+
+def gpus(cluster: Cluster) -> list[Json]:
+    (node,) = json.loads(cluster.kubectl("inspect", "gpushare", "-o", "json"))["nodes"]
+    found: list[Json] = node["gpus"]
+    return found
+
+
+def verified(cluster: Cluster) -> dict[str, str | None]:
+    """Return what became of the memory limits of each pod with shares, as people see it."""
+    return {each["name"]: each.get("held") for gpu in gpus(cluster) for each in gpu["pods"]}
+
+
+def wait_until_limits_are_by(cluster: Cluster, *means: str) -> None:
+    wanted = list(means)
+    cluster.until(lambda: [gpu["limits"] for gpu in gpus(cluster)] == wanted, f"limits are by {wanted}", LONG_S)
+
+
+def to_helper(cluster: Cluster, signal: str) -> None:
+    on_node(cluster, f"pkill -{signal} -f '[g]pu-device-plugin limits'")
+
+
+def helper_runs(cluster: Cluster, *, on_node_too: bool) -> None:
+    """Have the limit helper on the node, or not."""
+    chosen = {"gpushare": "true" if on_node_too else "nowhere"}
+    patch_helper(cluster, {"nodeSelector": chosen})
+
+    def there() -> bool:
+        return bool(cluster.items("pods", "--namespace=gpushare", "--selector=app.kubernetes.io/component=limits"))
+
+    cluster.until(lambda: there() == on_node_too, "the limit helper comes or goes", LONG_S)
+
+
+def patch_helper(cluster: Cluster, spec: Json) -> None:
+    patch = json.dumps({"spec": {"template": {"spec": spec}}})
+    cluster.kubectl("--namespace=gpushare", "patch", "daemonset", "gpushare-limits", f"--patch={patch}")
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +146,14 @@ def device_nodes() -> Iterator[None]:
 def installed(device_nodes: None) -> Iterator[Cluster]:  # noqa: ARG001
     with starting.started() as cluster:
         describe(cluster, board(FIRST), board(SECOND), T4)
-        cluster.apply(DEPLOY / "daemonset.yaml", DEPLOY / "scheduler.yaml")
-        cluster.kubectl("--namespace=gpushare", "set", "env", "daemonset/gpushare-node", f"GPUSHARE_GPUS={DESCRIPTION}")
+        cluster.shell("make deploy IMAGE=gpu-device-plugin:0.2.0 OVERLAY=amd WITH=limits")
+        fake = {"name": "GPUSHARE_GPUS", "value": DESCRIPTION}
+        folder = DESCRIPTION.rpartition("/")[0]
+        mount = {"name": "fake", "mountPath": folder}
+        container = {"name": "limits", "env": [fake], "volumeMounts": [mount]}
+        patch_helper(cluster, {"containers": [container], "volumes": [{"name": "fake", "hostPath": {"path": folder}}]})
+        variables = (f"GPUSHARE_GPUS={DESCRIPTION}", "GPUSHARE_USAGE_INTERVAL=2s")
+        cluster.kubectl("--namespace=gpushare", "set", "env", "daemonset/gpushare-node", *variables)
         cluster.kubectl("label", "node", cluster.node, "gpushare=true")
         agent(cluster)
         yield cluster
@@ -94,6 +163,7 @@ def installed(device_nodes: None) -> Iterator[Cluster]:  # noqa: ARG001
 def cluster(installed: Cluster) -> Iterator[Cluster]:
     """The same, without pods before and after a test."""
     wait_until_offered(installed, ALL)
+    wait_until_limits_are_by(installed, "dmem", "dmem", "advisory")
     yield installed
     installed.kubectl("delete", "pods", "--all", "--timeout=180s", "--grace-period=1")
     describe(installed, board(FIRST), board(SECOND), T4)
@@ -144,6 +214,61 @@ def test_nothing_is_lost_when_agent_and_kubelet_restart(cluster: Cluster) -> Non
     run(cluster, pod("after", {GPU_MEM: 6}))
     assert nodes_in(cluster, "after") in ([FIRST, KFD], [SECOND, KFD])
     assert nodes_in(cluster, "before") == before
+    wait_until_limited(cluster, "before", main=10)
+    wait_until_limited(cluster, "after", main=6)
+
+
+def test_a_container_starts_when_its_pod_is_limited_and_has_its_own_limit_then(cluster: Cluster) -> None:
+    to_helper(cluster, "STOP")
+    try:
+        cluster.apply_all([pair("pair", 4, 2)])
+        waits(cluster, "pair", "already present on machine")  # the last that the kubelet says before it asks us
+        assert (phase(cluster, "pair"), kernel_limits(cluster, "pair")) == ("Pending", {})
+    finally:
+        to_helper(cluster, "CONT")
+    cluster.until(lambda: phase(cluster, "pair") == "Running", "the pod that waited runs", LONG_S)
+    wait_until_limited(cluster, "pair", main=4, side=2)
+    to_helper(cluster, "KILL")
+    cluster.run("kubectl", "exec", "pair", "--container=side", "--", "sh", "-c", "kill 1")
+
+    def again() -> bool:
+        statuses = cluster.get("pod", "pair")["status"]["containerStatuses"]
+        return {each["name"]: (each["restartCount"], each["ready"]) for each in statuses} == {
+            "main": (0, True),
+            "side": (1, True),
+        }
+
+    cluster.until(again, "its container runs again", LONG_S)
+    wait_until_limited(cluster, "pair", main=4, side=2)
+
+
+def test_a_limit_by_the_kernel_follows_what_a_container_may_use(cluster: Cluster) -> None:
+    borrower = pod("borrower", {GPU_MEM: 4})
+    borrower["metadata"]["annotations"][MEMORY_LIMIT] = "12"
+    run(cluster, borrower)
+    wait_until_limited(cluster, "borrower", main=12)
+    run(cluster, pod("owner", {GPU_MEM: 8}))
+    assert nodes_in(cluster, "owner") == nodes_in(cluster, "borrower")
+    wait_until_limited(cluster, "borrower", main=8)
+    wait_until_limited(cluster, "owner", main=8)
+    delete(cluster, "borrower")
+    cluster.kubectl("label", "--overwrite", "namespace", "default", f"{RESIZE_BOUND}=16")
+    cluster.kubectl("inspect", "gpushare", "resize", "owner", "10")
+    wait_until_limited(cluster, "owner", main=10)
+
+
+def test_without_the_limit_helper_new_limits_are_advisory_and_earlier_ones_stay(cluster: Cluster) -> None:
+    run(cluster, pod("before", {GPU_MEM: 4}))
+    wait_until_limited(cluster, "before", main=4)
+    helper_runs(cluster, on_node_too=False)
+    try:
+        on_node(cluster, "rm /run/gpushare/memory/limits-state.json")  # else the agent hopes for it for a while
+        wait_until_limits_are_by(cluster, "advisory", "advisory", "advisory")
+        run(cluster, pod("advisory", {GPU_MEM: 4}))
+        assert kernel_limits(cluster, "advisory") == {}
+        assert kernel_limits(cluster, "before") == {"": 4096, "main": 4096}
+    finally:
+        helper_runs(cluster, on_node_too=True)
 
 
 def test_a_pod_that_comes_past_the_scheduler_is_refused_by_the_node_with_a_sentence(cluster: Cluster) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.builders import GPU_COUNT, GPU_MEM
 from tests.e2e import real_cluster, starting
 from tests.e2e.cluster import Cluster
+from tests.e2e.dra_lab import LONG_S
 
 if reason := starting.why_not() or real_cluster.missing():
     pytest.skip(reason, allow_module_level=True)
@@ -28,6 +29,10 @@ REAL = {
     "make deploy IMAGE=gpu-device-plugin:0.2.0 OVERLAY=k3s": "kubectl label nodes --all gpushare=true",
     "make deploy IMAGE=REGISTRY/gpu-device-plugin:0.2.0 OVERLAY=gpu-operator": (
         "kubectl label node NODE --overwrite nvidia.com/gpu.deploy.device-plugin=false gpushare=true"
+    ),
+    "make deploy IMAGE=REGISTRY/gpu-device-plugin:0.2.0 OVERLAY=amd WITH=limits": (
+        "kubectl label node NODE feature.node.kubernetes.io/amd-gpu=true\n"
+        "kubectl label nodes -l feature.node.kubernetes.io/amd-gpu=true gpushare=true"
     ),
 }
 """What installs it on nodes with GPUs, and the label that follows."""
@@ -106,5 +111,29 @@ def test_beside_real_gpus_the_example_prints_its_share(cluster: Cluster, deploy:
     cluster.shell(WAIT_FOR_IT)
     printed(cluster, LOOK_AT_IT, r"GPUs: GPU-[0-9a-f-]{36}\n1024 MiB\n")
     cluster.shell(f"kubectl delete -f {APPLY.rsplit(maxsplit=1)[-1]}")
-    cluster.shell(f"make undeploy {deploy.rsplit(maxsplit=1)[-1]}")
+    cluster.shell(f"make undeploy {' '.join(deploy.split()[3:])}")
+    nothing_is_left(cluster)
+
+
+def running(cluster: Cluster) -> set[str]:
+    """Return the DaemonSets of ours whose pods are ready; empty while any other pod of one is there."""
+    pods = [each for each in cluster.items("pods", "--namespace=gpushare") if "ownerReferences" in each["metadata"]]
+    owners = {each["metadata"]["name"]: each["metadata"]["ownerReferences"][0] for each in pods}
+    mine = [each for each in pods if owners[each["metadata"]["name"]]["kind"] == "DaemonSet"]
+    ready = [all(one["ready"] for one in each["status"].get("containerStatuses", [{"ready": False}])) for each in mine]
+    return {owners[each["metadata"]["name"]]["name"] for each in mine} if all(ready) else set()
+
+
+def test_nodes_of_another_vendor_have_daemonsets_of_their_own(cluster: Cluster) -> None:
+    cluster.shell("make deploy IMAGE=gpu-device-plugin:0.2.0 OVERLAY=mixed-limits")
+    daemonsets = ("daemonset/gpushare-node", "daemonset/gpushare-node-amd")
+    cluster.kubectl("--namespace=gpushare", "set", "env", *daemonsets, "GPUSHARE_GPUS=fake:1xT4")
+    cluster.kubectl("label", "node", cluster.node, "gpushare=true")
+    cluster.until(lambda: running(cluster) == {"gpushare-node"}, "the usual agent runs", LONG_S)
+    cluster.kubectl("label", "node", cluster.node, "gpushare-vendor=amd")
+    wanted = {"gpushare-node-amd", "gpushare-limits-amd"}
+    cluster.until(lambda: running(cluster) == wanted, "the agent for that vendor runs instead, and its helper", LONG_S)
+    cluster.until(lambda: offered(cluster) == ("14", "1"), "it offers its GPU", LONG_S)
+    cluster.shell("make undeploy OVERLAY=mixed-limits")
+    cluster.kubectl("label", "node", cluster.node, "gpushare-vendor-")
     nothing_is_left(cluster)

@@ -113,7 +113,7 @@ def refuse_unlimited(
     if not given or not (why := refusal(parts(given, node.shares), plan, owner)):
         return None
     gpus = [node.shares.gpus[position] for position, _ in given]
-    refusing = [shared for shared in gpus if shared.gpu.uuid in plan.refusals]
+    refusing = [shared for shared in gpus if plan.refusals.get(shared.gpu.uuid) == why]
     return Refusal(RefusalCode.NO_LIMIT, f"{', '.join(shared.name for shared in refusing or gpus)}: {why}")
 
 

@@ -200,6 +200,15 @@ def test_shares_of_a_gpu_without_the_required_limits_are_refused() -> None:
     assert refuse_unlimited(there, Kind.MEMORY, ["GPU-gone::1"], BARRED, NOBODY) is None
 
 
+def test_a_refusal_names_the_gpus_that_it_is_true_of() -> None:
+    """On a node with GPUs of two vendors each lacks something else."""
+    whys = {uuid(0): "no helper", uuid(1): "another driver", uuid(2): "no helper"}
+    plan = LimitPlan({each: GpuEnforcement(Enforcement.ADVISORY, "why", why) for each, why in whys.items()})
+    scattered = [*ids(0, [0]), *ids(1, [0]), *ids(2, [0])]
+    refused = Refusal(RefusalCode.NO_LIMIT, "GPU 0, GPU 2: no helper")
+    assert refuse_unlimited(node(8, 8, 8), Kind.MEMORY, scattered, plan, NOBODY) == refused
+
+
 def test_an_extra_grant_for_a_pod_that_is_not_known_is_refused_where_limits_are_required() -> None:
     there = node(8, 8)
     custom = LimitPlan(
