@@ -29,8 +29,10 @@ async def test_a_proxy_behind_a_script_ends_too(tmp_path: Path) -> None:
     script = world.kubectl.read_text(encoding="utf-8")
     behind = f"sleep 3600 & echo $! > {tmp_path}/behind; wait"
     world.kubectl.write_text(script.replace("exec sleep 3600", behind), encoding="utf-8")
+    pid = tmp_path / "behind"
     async with reaching((), str(world.kubectl)):
-        proxy = int((tmp_path / "behind").read_text())
+        await eventually(lambda: pid.exists() and bool(pid.read_text()))  # the script serves before it writes this
+        proxy = int(pid.read_text())
         assert runs(proxy)
     await eventually(lambda: not runs(proxy))
 
