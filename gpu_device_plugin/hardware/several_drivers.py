@@ -41,16 +41,15 @@ class SeveralDrivers:
             except HardwareError as error:
                 self._failure = self._failure or error
                 self._drivers.remove(driver)
-        gpus = [gpu for listing in listings for gpu in listing["gpus"]]
+        gpus = _numbered(listings)
         if self._failure is not None and not gpus:
             raise self._failure
         unread = [sentence for each in listings for sentence in each["troubles"][: each["left_out"]]]
         if self._failure is not None:
             unread.append(f"GPUs of one driver are left out: {self._failure}")
         lacks = [sentence for each in listings for sentence in each["troubles"][each["left_out"] :]]
-        numbered = _numbered(listings)
         return {
-            "gpus": numbered,
+            "gpus": gpus,
             "links": [link for listing in listings for link in listing["links"]],
             "driver_version": next((v for each in listings if (v := each["driver_version"])), None),
             "cgroup": next((v for each in listings if (v := each["cgroup"])), None),

@@ -114,8 +114,9 @@ class LimitHelper:
         paths = {key: path for key, path in known.items() if key not in refused and path is not None}
         unseen = rules.NO_CGROUPS if leaves is None else rules.NO_LEAF
         found = {key: refused.get(key, unseen) for key in due} | await self._set(paths)
+        by_kernel = self._by_kernel()
         for key in due:
-            self._attempted(key, found[key])
+            self._attempted(key, found[key], by_kernel=key.uuid in by_kernel)
         self._files.changed.set()
 
     async def _set(self, paths: Mapping[LimitKey, str]) -> dict[LimitKey, str]:
@@ -129,31 +130,30 @@ class LimitHelper:
                 why = f"the driver does not answer: {self._hardware.view.value.sentence}"
                 await self._hardware.read_again()  # has a process that hangs replaced
                 return found | dict.fromkeys(keys[len(found) :], why)
-            read = {(each.uuid, each.path): each for each in answer}
+            read, by_kernel = {(each.uuid, each.path): each for each in answer}, self._by_kernel()
             for key in part:
                 one = read.get((key.uuid, paths[key]))
                 limit = self._wanted[key]
                 if one is None:
                     found[key] = rules.NO_GPU
-                elif key.uuid in self._by_kernel:
+                elif key.uuid in by_kernel:
                     found[key] = rules.why_not_set_by_kernel(limit, one.code, one.hard_mib, one.used_mib)
                 else:
                     found[key] = rules.why_not_set(limit, one.code, one.hard_mib)
         return found
 
-    @property
     def _by_kernel(self) -> frozenset[str]:
-        """The GPUs whose memory the kernel limits, not NVIDIA's driver, by UUID."""
+        """Return the GPUs whose memory the kernel limits, not NVIDIA's driver, by UUID."""
         return frozenset(gpu.uuid for gpu in self._hardware.view.value.inventory.gpus if gpu.driver != NVIDIA)
 
-    def _attempted(self, key: LimitKey, why: str) -> None:
+    def _attempted(self, key: LimitKey, why: str, *, by_kernel: bool) -> None:
         limit, before = self._wanted[key], self._attempts.get(key)
-        check_s = rules.DMEM_CHECK_S if key.uuid in self._by_kernel else rules.CHECK_S
+        check_s = rules.DMEM_CHECK_S if by_kernel else rules.CHECK_S
         self._attempts[key] = after = rules.attempted(limit, why, before, boot_time(), check_s)
         if before is None or before.outcome != after.outcome:
             extra = {**key._asdict(), "hard_mib": limit.hard_mib, **({"why": why} if why else {})}
             # The limit of a pod is wanted before there is anything of it.
-            early = why == rules.NO_LEAF and key.uuid in self._by_kernel
+            early = why == rules.NO_LEAF and by_kernel
             level = logging.WARNING if why and not early else logging.INFO
             what = "not set" if why else "set"
             _log.log(level, "a limit is %s", what, extra=extra)

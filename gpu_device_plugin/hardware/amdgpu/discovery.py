@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_device_plugin.hardware import driver
-from gpu_device_plugin.hardware.amdgpu import pci_devices, topology
+from gpu_device_plugin.hardware.amdgpu import dmem, pci_devices, topology
 from gpu_device_plugin.hardware.amdgpu.kernel_files import MIB, number
 from gpu_device_plugin.hardware.amdgpu.pci_devices import AMDGPU, DEVICES, DRIVERS_FOLDER, XE
 from gpu_device_plugin.hardware.driver import HardwareError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MOST_GPUS = 128
 """As in model.gpus, whose module imports dataclasses."""
 _MOST_NUMA_NODES = 1 << 12
-_CAPACITY = "/sys/fs/cgroup/dmem.capacity"
+_CAPACITY = f"{dmem.ROOT}/dmem.capacity"
 _MODELS = "/usr/share/libdrm/amdgpu.ids"
 """Models by device and revision, as libdrm brings them."""
 _MAKERS = {AMDGPU: "AMD", XE: "Intel"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from gpu_device_plugin.hardware.amdgpu.kernel_files import KernelFiles, number
+from gpu_device_plugin.hardware.amdgpu.kernel_files import MIB, KernelFiles, number
 from gpu_device_plugin.hardware.driver import MOST_MIB
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.hardware.driver import Record
 
 ROOT = "/sys/fs/cgroup"
-MIB = 1 << 20
 # The return codes of NVML, which `hardware.messages.CgroupLimit` has.
 _NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND, _UNKNOWN = 3, 4, 6, 999
 _CODES = {errno.EACCES: _NO_PERMISSION, errno.EPERM: _NO_PERMISSION, errno.EROFS: _NO_PERMISSION}

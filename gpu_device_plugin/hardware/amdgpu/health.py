@@ -6,7 +6,7 @@ import _socket
 import errno
 import time
 
-from gpu_device_plugin.hardware.amdgpu import pci_devices
+from gpu_device_plugin.hardware.amdgpu import dmem, pci_devices
 from gpu_device_plugin.hardware.amdgpu.pci_devices import AMDGPU, DRIVERS_FOLDER
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -79,10 +79,9 @@ def used_bytes(files: KernelFiles, gpu: ListedGpu) -> int | None:
         return None
     if gpu.board.driver == AMDGPU:
         return files.number(f"{gpu.board.folder}/mem_info_vram_used")
-    cgroups = "/sys/fs/cgroup"
-    if not files.text(f"{cgroups}/dmem.capacity"):  # only the root has it, and only its counts are those of all
+    if not files.text(f"{dmem.ROOT}/dmem.capacity"):  # only the root has it, and only its counts are those of all
         return None
-    current = files.pairs(f"{cgroups}/dmem.current")
+    current = files.pairs(f"{dmem.ROOT}/dmem.current")
     sizes = [current[region] for region in gpu.board.regions if region in current]
     return sum(sizes) if sizes else None
 
